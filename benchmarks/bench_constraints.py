@@ -27,13 +27,12 @@ from llguidance import LLMatcher, LLTokenizer
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.matcher import Masks, Matcher
 from serve_app.constraints.vocabulary import Vocabulary
-from serve_app.core.constraint import ConstraintKind
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import ConstraintKind, GenerationRequest, SamplingParams
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
 PERSON = {
     "type": "object",

@@ -41,11 +41,12 @@ from serve_app.catalog.adapters import read_records
 from serve_app.core.delta import Delta
 from serve_app.core.errors import ServeError
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, SamplingParams, StopParams
 from serve_app.core.shares import Share
+from serve_app.deployments.loading import exempt_what_is_loaded, load_replica
+from serve_app.engine import driver as driver_module
 from serve_app.engine.config import EngineConfig
-from serve_app.replica import service as service_module
-from serve_app.replica.collector import exempt_what_is_loaded
 from serve_app.replica.service import ModelService
 
 NUM_STREAMS = 8
@@ -269,9 +270,10 @@ def load(options: argparse.Namespace, scratch: Path) -> tuple[ModelService, Watc
     )  # fmt: skip
     if options.stretch is not None:
         config = replace(config, max_step_stretch=options.stretch)
-    service_module.Engine = WatchedEngine  # type: ignore[misc]
-    service = ModelService.load(config, records, replica_id="r1")
-    engine = service.engine
+    driver_module.Engine = WatchedEngine  # type: ignore[misc]
+    service = load_replica(config, records, replica_id="r1")
+    assert isinstance(service.engine, driver_module.ReplicaEngine)
+    engine = service.engine.core
     assert isinstance(engine, WatchedEngine)
     vocab = min(256, engine.model.vocab_size)
     return service, engine, Target(port=0, model="bench", context=engine.model.max_model_len, ids=vocab)

@@ -1,6 +1,6 @@
 """CPU time that the way to the engine costs, per request and per streamed token, by process.
 
-    make serve            # or: make serve-fast
+    make serve
     python benchmarks/bench_overhead.py --url http://127.0.0.1:8000
 
 Reads /proc (Linux). Sends requests of one token, then concurrent streams, and prints JSON: microseconds of CPU time

@@ -31,24 +31,21 @@ from starlette.types import ASGIApp, Message, Scope
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Limits, Rights, Tenant
+from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Lease, Limits, Rights, Statement, Tenant
 from serve_app.core.tenants import Scope as Scopes
 from serve_app.http.app import build_app
+from serve_app.http.exchange import rate_headers
 from serve_app.http.guard import Door, Guard
-from serve_app.http.rate_headers import rate_headers
 from serve_app.http.styles import OpenAiStyle
-from serve_app.router.books import Books
+from serve_app.router.accounting import Books
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays
+from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
 from serve_app.router.run import Run
-from serve_app.router.scribe import Scribe
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.keys import Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, Key, digest_of, new_key
 from serve_app.tenants.lending import Lending
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 

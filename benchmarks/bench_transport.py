@@ -1,6 +1,6 @@
 """What the way to the engine and back costs, by process, beside bare Serve applications that only stream.
 
-    python -m benchmarks.bench_transport --model build/bench/bench-tiny [--fast] [--routers 2] [--streams 32 256]
+    python -m benchmarks.bench_transport --model build/bench/bench-tiny [--routers 2] [--streams 32 256]
 
 Starts the service as its users do, with a tiny model, and in the same cluster, behind the same proxy, two applications
 that send pieces which are written already (`bare_serve.py`): `one` has nothing behind its ingress, `two` a deployment
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "max_num_sequences": max(args.streams), "kv_cache_bytes": 1 << 29,
     }  # fmt: skip
     settings = dict(each.split("=", 1) for each in args.set)
-    with running_service(is_fast=args.fast, settings=settings) as service:
+    with running_service(settings=settings) as service:
         service.deploy(model, beside=bare_serve.applications(), num_routers=args.routers)
         first_token(service.url, model["name"])
         for name in bare_serve.NAMES:
@@ -153,7 +153,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--fast", action="store_true", help="HAProxy and gRPC, as `serve_app up --fast`")
     parser.add_argument("--routers", type=int, default=1)
     parser.add_argument("--streams", type=int, nargs="+", default=[32])
     parser.add_argument("--requests", type=int, default=2, help="of each stream's client in a round")

@@ -25,9 +25,9 @@ from serve_app.core.request import SamplingParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.decoder.step import pack
-from serve_app.engine.sampling.masks import vocabulary_of
 from serve_app.engine.scheduler.pace import Pace
 from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.replica.service import vocabulary_of
 from tests.engine.harness import GREEDY, make_engine, request, sequences
 
 NEW_TOKENS = 32

@@ -57,6 +57,10 @@ class Service:
         models: the `args` of each;  beside: further applications, whole
         """
         write_cluster_file(self.file, self.port, models, beside=beside, num_routers=num_routers)
+        self.deploy_file()
+
+    def deploy_file(self) -> None:
+        """Have the service take over its file as it is."""
         self._run("serve", "deploy", "--address", f"http://{self._dashboard}", str(self.file))
 
     def pids(self, title: str) -> list[int]:
@@ -84,7 +88,7 @@ class Service:
         subprocess.run(
             [str(script), *command[1:]],
             check=True,
-            env=environment(_environment(), is_fast=False),  # Ray's ports want the token that `up` has made
+            env=environment(_environment(), has_haproxy=True),  # Ray's ports want the token that `up` has made
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd=REPOSITORY,
@@ -92,10 +96,10 @@ class Service:
 
 
 @contextmanager
-def running_service(*, is_fast: bool = False, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[Service]:
+def running_service(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[Service]:
     """A cluster with the router and no model yet, until the block ends.
 
-    is_fast: with HAProxy;  settings: of the environment, beside this process's own
+    settings: of the environment, beside this process's own
     """
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         port = free_port()
@@ -107,7 +111,6 @@ def running_service(*, is_fast: bool = False, settings: Mapping[str, str] = NO_S
             "serve_app",
             "up",
             "--dashboard",
-            *(["--fast"] if is_fast else []),
             str(service.file),
         ]
         with service.log.open("wb") as log:

@@ -20,11 +20,9 @@ from serve_app.core.delta import (
     TopLogprob,
 )
 from serve_app.core.errors import ServeError
-from serve_app.core.images import Image
 from serve_app.core.ledger import News, Spent
-from serve_app.core.recording import EmbeddingForm, Recording
-from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Image, Tokenization, TokenizeRequest
+from serve_app.core.request import EmbeddingForm, GenerationRequest, Recording
 
 EOS = 2
 VOCAB_SIZE = 1000

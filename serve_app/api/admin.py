@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import get_args
 
 from serve_app.api.forms.form import Schema
-from serve_app.api.openapi_schemas import COUNT, INTEGER, NUMBER, STRING, array, nullable, record, reference
 from serve_app.api.paths import AdminPath
+from serve_app.api.schemas import COUNT, INTEGER, NUMBER, STRING, array, nullable, record, reference
 from serve_app.core.ledger import DIMENSIONS
 from serve_app.core.shares import Priority
 from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Scope

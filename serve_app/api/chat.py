@@ -1,28 +1,132 @@
-"""The body of POST /v1/chat/completions: a completion whose prompt a template makes of messages."""
+"""The body of POST /v1/chat/completions: a completion whose prompt a chat template makes from messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field, InstanceOf
+from pydantic import BaseModel, Field, InstanceOf
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import UNLIMITED
-from serve_app.api.dispositions import Carried, Disposition, NotYet, Renamed
-from serve_app.api.forms.form import Parameter
-from serve_app.api.forms.messages import images_of
-from serve_app.api.forms.numbers import Integer
-from serve_app.api.forms.shared import FLAG
-from serve_app.api.groups.conversed import Conversed, conversation_of
-from serve_app.api.parameters import PARAMETERS, declared
+from serve_app.api.dialects import UNLIMITED
+from serve_app.api.error_text import shown
+from serve_app.api.forms.form import FLAG, Integer, OneOf, Parameter
+from serve_app.api.forms.messages import IMAGE, Documents, Messages, TemplateVariables, images_of, parts_of
+from serve_app.api.parameters import PARAMETERS, Carried, Disposition, NotYet, Renamed, declared
 from serve_app.core.cards import ModelCard
-from serve_app.core.conversation import Conversation
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
+from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from serve_app.core.prompt import Conversation, Image, Prompt
 from serve_app.core.tools import Tool, Tools
+
+DEVELOPER, SYSTEM = "developer", "system"
+READ_PARTS = frozenset({"text", "image"})
+OWN_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
+"""Variables of a template that parameters of their own say."""
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+class Conversed(BaseModel):
+    """Messages, and what the model's chat template is to make of them."""
+
+    messages: Annotated[tuple[dict[str, Any], ...], Parameter(Messages(), "The chat so far, the oldest message first.")]
+    add_generation_prompt: Annotated[
+        bool, Parameter(FLAG, "The prompt ends where an answer begins; false leaves that out.")
+    ] = True
+    continue_final_message: Annotated[
+        bool, Parameter(FLAG, "The last message, an assistant's, is gone on with and not answered.")
+    ] = False
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Parameter(TemplateVariables(OWN_VARIABLES), "Further variables for the chat template, as `enable_thinking`."),
+    ] = {}
+    documents: Annotated[
+        list[dict[str, Any]],
+        Parameter(
+            Documents(), "Texts that the chat template may show the model, as it says; most want `title`, `text`."
+        ),
+    ] = []
+    reasoning_effort: Annotated[
+        str | None,
+        Parameter(
+            OneOf(*EFFORTS),
+            "A variable of the chat template; and `enable_thinking`, false for `none`, where that is not given.",
+        ),
+    ] = None
+    separate_reasoning: Annotated[
+        bool,
+        Parameter(FLAG, "What the model thinks is `reasoning_content`; else content."),
+    ] = True
+
+
+def conversation_of(conversed: Conversed, card: ModelCard, *, tools: Sequence[Tool] = ()) -> Conversation:
+    """Everything that this model's template is given.
+
+    Raises UnsupportedParameter for parts of a kind that the template does not know, and for tools that nothing shows.
+    """
+    if tools and card.tool_prompt == "refuse":
+        raise UnsupportedParameter.refusing(
+            "tools",
+            must=f"be absent for {card.name}, whose chat template does not show tools",
+            found=f"{len(tools)} of them",
+            remedy=(
+                "Whoever runs the service has a default text show them by `tools_without_template: prompt` in the"
+                " `args` of its application, or gives it another `chat_template`."
+            ),
+        )
+    template = card.template_for(has_tools=bool(tools))
+    images = images_of(conversed.messages)
+    messages = [_as_known(message, template) for message in conversed.messages]
+    variables = {
+        **_effort(conversed),
+        **({"documents": conversed.documents} if conversed.documents else {}),
+        **({"tools": [tool.sent for tool in tools]} if tools else {}),
+        "messages": messages,
+        "add_generation_prompt": conversed.add_generation_prompt and not conversed.continue_final_message,
+    }
+    source = json.dumps(variables, ensure_ascii=False, separators=(",", ":"))
+    return Conversation(source=source, continues_last=conversed.continue_final_message, images=images)
+
+
+def _effort(conversed: Conversed) -> dict[str, Any]:
+    """The variables that were given, and what an effort says; of the same name it counts more, as in vLLM."""
+    given, effort = conversed.chat_template_kwargs, conversed.reasoning_effort
+    return given if effort is None else {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
+
+
+def check_continuation(members: Mapping[str, Any]) -> None:
+    """A message that is gone on with is an assistant's, and no answer to it begins. Raises InvalidRequest.
+
+    members: as they were sent, the messages as they were read
+    """
+    if members.get("continue_final_message") is not True:
+        return
+    if members.get("add_generation_prompt") is True:
+        alone = 'be absent or false where "add_generation_prompt" is true, as one of them ends the prompt'
+        raise InvalidRequest.refusing("continue_final_message", must=alone, found="true")
+    last = members["messages"][-1]
+    if last["role"] != "assistant" or last.get("tool_calls"):
+        must = 'end with a message of the "role" "assistant" and no "tool_calls" where "continue_final_message" is true'
+        raise InvalidRequest.refusing("messages", must=must, found=f'one of the "role" "{last["role"]}"')
+
+
+def _as_known(message: dict[str, Any], template: str) -> dict[str, Any]:
+    """Of images no more than their places; a developer is the system to a template that knows none."""
+    for part in parts_of(message):
+        if part["type"] not in READ_PARTS and part["type"] not in template:
+            must = "be of a type that the model's chat template knows, as text"
+            raise UnsupportedParameter.refusing("messages", must=f"hold parts that {must}", found=shown(part["type"]))
+    if message["role"] == DEVELOPER and DEVELOPER not in template:
+        message = {**message, "role": SYSTEM}
+    if not parts_of(message):
+        return message
+    return {
+        **message,
+        "content": [{name: part[name] for name in part if name != IMAGE} for part in parts_of(message)],
+    }
+
 
 MAX_TOP_LOGPROBS = 20
 

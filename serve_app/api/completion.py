@@ -8,24 +8,24 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import ConfigDict, Field, InstanceOf
 
-from serve_app.api.dialects.dialect import UNLIMITED, BestOf, Dialect
-from serve_app.api.dialects.tables import UNION
-from serve_app.api.groups.amount import Amount
-from serve_app.api.groups.calling import Calling
-from serve_app.api.groups.held import Held
-from serve_app.api.groups.predicted import Predicted
-from serve_app.api.groups.prompted import Prompted
-from serve_app.api.groups.recorded import Recorded
-from serve_app.api.groups.sampling import Sampling
-from serve_app.api.groups.shown import Shown
-from serve_app.api.groups.stopping import Stopping
-from serve_app.api.groups.suffixed import Suffixed
-from serve_app.api.groups.target import Target
+from serve_app.api.dialects import UNION, UNLIMITED, BestOf, Dialect
+from serve_app.api.groups import (
+    Amount,
+    Calling,
+    Held,
+    Predicted,
+    Prompted,
+    Recorded,
+    Sampling,
+    Shown,
+    Stopping,
+    Suffixed,
+    Target,
+)
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.core.cards import ModelCard
-from serve_app.core.conversation import Conversation
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt, SamplerName, samplers_in_order
+from serve_app.core.prompt import Conversation, Image, Prompt
+from serve_app.core.request import SamplerName, samplers_in_order
 from serve_app.core.tools import Tool
 
 SEED_BITS = 53

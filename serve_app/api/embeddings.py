@@ -4,27 +4,57 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dispositions import Carried, Disposition, Inert, NotYet
-from serve_app.api.fields import read_fields
-from serve_app.api.forms.form import Parameter, Terms, Value
-from serve_app.api.forms.inputs import Inputs
-from serve_app.api.forms.numbers import Integer
-from serve_app.api.forms.plain import OneOf, Text
-from serve_app.api.forms.shared import FLAG
-from serve_app.api.fragments import Fragment
-from serve_app.api.groups.amount import Amount
-from serve_app.api.groups.target import Target
+from serve_app.api.dialects import Dialect
+from serve_app.api.forms.form import FLAG, TOKEN_ID, Integer, OneOf, Parameter, Schema, Terms, Text, Value
+from serve_app.api.forms.prompts import parse_prompts
+from serve_app.api.groups import Amount, Target
 from serve_app.api.limits import WireLimits
-from serve_app.api.parameters import PARAMETERS, declared
-from serve_app.api.recordings import numbers_text
+from serve_app.api.logprobs import numbers_text
+from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, declared, read_fields
+from serve_app.api.sse import Fragment
 from serve_app.core.delta import Usage
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.recording import Recording
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import Recording
+
+ONE = "a non-empty string or a list of token ids"
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Every form of `input`: those of `prompt` without what is mixed or tagged."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a string, a list of token ids, or a list of at most {terms.limits.max_inputs} strings or such lists"
+
+    def schema(self, terms: Terms) -> Schema:
+        limits = terms.limits
+        text = {"type": "string", "minLength": 1, "maxLength": limits.max_prompt_chars}
+        tokens = {"type": "array", "items": TOKEN_ID, "minItems": 1, "maxItems": limits.max_prompt_ids}
+        several = {"type": "array", "items": {"anyOf": [text, tokens]}, "minItems": 1, "maxItems": limits.max_inputs}
+        return {"anyOf": [text, tokens, several]}
+
+    def read(self, value: Value) -> tuple[Prompt, ...]:
+        limits = value.terms.limits
+        if isinstance(value.sent, dict) or _is_mixed(value.sent):
+            raise value.refused(self.words(value.terms))
+        prompts = parse_prompts(value.sent, limits, name=value.name, max_prompts=limits.max_inputs)
+        if isinstance(value.sent, list):
+            for at, element in enumerate(value.sent):
+                if isinstance(element, dict) or _is_mixed(element):
+                    raise value.part_refused(at, ONE, element)
+        return prompts
+
+
+def _is_mixed(sent: object) -> bool:
+    """Whether it is a list of text and token ids."""
+    kinds = set(map(type, sent)) if isinstance(sent, list) else set()
+    return str in kinds and bool(kinds & {int, float})
 
 
 def _max_model_chars(terms: Terms) -> int:

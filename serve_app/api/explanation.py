@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dispositions import Disposition, Renamed
+from serve_app.api.dialects import Dialect
+from serve_app.api.parameters import Disposition, Renamed
 from serve_app.core.names import ModelRef
-from serve_app.core.quotas import NANO
+from serve_app.core.tenants import NANO
 
 Plain = str | int | float | bool | None
 NOT_TOLD = frozenset({"model", "prompt", "messages", "images", "tools"})

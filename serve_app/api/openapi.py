@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, assert_never
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import DIALECTS, HEADER, LLAMA_CPP
+from serve_app.api.admin import ADMIN_SCHEMAS, SERVICES, Service
+from serve_app.api.contradictions import continued, excluded
+from serve_app.api.dialects import DIALECTS, HEADER, LLAMA_CPP, UNLIMITED, Dialect
 from serve_app.api.embeddings import EMBEDDINGS
-from serve_app.api.exclusions import continued
 from serve_app.api.forms.form import Parameter, Schema, Terms
-from serve_app.api.infill import ASKED, INFILL, NEEDLESS
+from serve_app.api.groups import StreamOptions
 from serve_app.api.limits import WireLimits
-from serve_app.api.live import LIVE
-from serve_app.api.openapi_keys import with_keys
-from serve_app.api.openapi_parameters import chat_schema, completion_schema, native_schema, responses_schema
-from serve_app.api.openapi_schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
-from serve_app.api.paths import Path
+from serve_app.api.listings import LIVE
+from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
+from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
+from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
+from serve_app.api.paths import OPEN, AdminPath, Path
+from serve_app.api.responding import RESPONSES
+from serve_app.api.schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
 
 ERRORS = {
@@ -294,3 +296,189 @@ def _version() -> str:
         return version("serve_app")
     except PackageNotFoundError:
         return "0"
+
+
+SCHEMES: dict[str, Any] = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "`Authorization: Bearer sa-…`"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
+}
+REFUSALS = {
+    401: "There is no key, or one that is unknown, has expired or was revoked.",
+    403: "The key is for something else.",
+}
+FAILURES = {
+    400: "A field is unknown or out of its range; the message names it.",
+    404: "There is no such tenant or key.",
+    413: "The body is larger than the server reads.",
+    415: "The body is not JSON.",
+    405: "The route has other methods; `Allow` names them.",
+    408: "The body did not arrive in time.",
+    500: "The server failed.",
+    503: "The store of tenants does not answer; repeat after `Retry-After` seconds.",
+}
+
+
+def with_keys(document: dict[str, Any]) -> dict[str, Any]:
+    """The description of the same service with a door."""
+    paths: dict[str, Any] = {
+        path: {method: {**each, **_guarded(path, each["responses"])} for method, each in operations.items()}
+        for path, operations in document["paths"].items()
+    }
+    for (path, method), service in SERVICES.items():
+        paths.setdefault(path.value, {})[method.lower()] = _admin_operation(path, service)
+    components = document["components"]
+    return {
+        **document,
+        "security": [{name: []} for name in SCHEMES],
+        "paths": paths,
+        "components": {"schemas": {**components["schemas"], **ADMIN_SCHEMAS}, "securitySchemes": SCHEMES},
+    }
+
+
+def _guarded(path: str, responses: dict[str, Any]) -> dict[str, Any]:
+    if path in OPEN:
+        return {"security": []}
+    return {"responses": {**responses, **_told(REFUSALS)}}
+
+
+def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": service.summary,
+        "responses": {
+            "200": {"description": service.summary, "content": _json(service.answer)},
+            **_told(REFUSALS | FAILURES),
+        },
+    }
+    names = [("path", name, True) for name in ("name", "id") if f"{{{name}}}" in path]
+    names += [("query", name, False) for name in service.query]
+    if names:
+        operation["parameters"] = [
+            {"name": name, "in": place, "required": is_required, "schema": STRING} for place, name, is_required in names
+        ]
+    if service.body is not None:
+        operation["requestBody"] = {"required": service.name != "rotate_key", "content": _json(service.body)}
+    return operation
+
+
+def _told(errors: dict[int, str]) -> dict[str, Any]:
+    return {str(status): {"description": text, "content": _json("Error")} for status, text in errors.items()}
+
+
+NOT_CARRIED_OUT = "Not carried out by this server."
+CHANGES_NO_ANSWER: Schema = {"description": "Changes no answer; it is told in the header X-Ignored-Parameters."}
+UNKNOWN_NAMES = (
+    "A name that is none of these is ignored and told in the header X-Ignored-Parameters, unless it looks like a"
+    " misspelled one. The dialects openai and fireworks refuse it."
+)
+
+
+def completion_schema(terms: Terms) -> Schema:
+    """The body of POST /v1/completions in one dialect."""
+    return _body_schema(COMPLETION, terms)
+
+
+def chat_schema(terms: Terms) -> Schema:
+    """The body of POST /v1/chat/completions in one dialect."""
+    return _body_schema(CHAT, terms)
+
+
+def responses_schema(terms: Terms) -> Schema:
+    """The body of POST /v1/responses in one dialect."""
+    return _body_schema(RESPONSES, terms)
+
+
+def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
+    has_default_model = (kind.default_model or terms.dialect.default_model) is not None
+    properties = {name: _property(name, kind, terms) for name in kind.table}
+    properties["stream_options"]["anyOf"] = [_options(terms), {"type": "null"}]
+    schema = {
+        "type": "object",
+        "required": list(kind.required),
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
+        "description": UNKNOWN_NAMES,
+        "properties": properties,
+        "not": {"anyOf": excluded(terms, kind.table)},
+    }
+    return with_optional_model(schema) if has_default_model else schema
+
+
+def native_schema(terms: Terms) -> Schema:
+    """The body of llama.cpp's own routes, which need no model where one is served and rank nothing."""
+    schema = with_optional_model(_body_schema(NATIVE, terms))
+    for name in NOT_NATIVE:
+        neutral = {"enum": [False, None]} if name.startswith("return_") else {"type": "null"}
+        schema["properties"][name] = {**neutral, "description": "Carried out at /v1/completions only."}
+    return schema
+
+
+def with_optional_model(schema: Schema) -> Schema:
+    """The same where `model` may be left out."""
+    model = dict(schema["properties"]["model"])
+    about = {"description": model.pop("description")}
+    properties = {**schema["properties"], "model": {**nullable(model), **about}}
+    return {**schema, "required": [name for name in schema["required"] if name != "model"], "properties": properties}
+
+
+def _options(terms: Terms) -> Schema:
+    """The object of `stream_options`."""
+    return {
+        "type": "object",
+        "properties": {name: _option(each) for name, each in STREAM_OPTIONS.items()},
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
+    }
+
+
+def _option(disposition: Disposition) -> Schema:
+    if isinstance(disposition, Inert):
+        return CHANGES_NO_ANSWER
+    assert isinstance(disposition, Carried)
+    return {**nullable({"type": "boolean"}), "description": disposition.parameter.about}
+
+
+def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:
+    match kind.table[name]:
+        case Carried(parameter):
+            described = f"{parameter.about} Must be {parameter.form.words(terms)}."
+            return {**_value_schema(name, kind, terms), "description": described}
+        case Renamed() as disposition:
+            described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
+            return {**_renamed_schema(name, disposition, kind, terms), "description": described}
+        case Inert():
+            return CHANGES_NO_ANSWER
+        case NotYet() as disposition:
+            return {"enum": [*disposition.neutral, None], "description": f"{NOT_CARRIED_OUT} {disposition.instead}"}
+        case _ as disposition:
+            assert_never(disposition)
+
+
+def _value_schema(name: str, kind: Body[Any], terms: Terms) -> Schema:
+    """What may be sent under a parameter's own name; null is the default everywhere but in what is required."""
+    schema = form_of(name, kind.table).schema(terms)
+    if name in kind.required:
+        return schema
+    return {**nullable(*_forms(schema)), "default": _default(name, kind, terms)}
+
+
+def _renamed_schema(name: str, disposition: Renamed, kind: Body[Any], terms: Terms) -> Schema:
+    """What may be sent under another name; one that does more than the parameter does so only where it is sent."""
+    values = [*_forms(form_of(name, kind.table).schema(terms)), *({"const": value} for value in disposition.absent)]
+    return {**nullable(*values), "default": None if disposition.besides else _default(disposition.to, kind, terms)}
+
+
+def _forms(schema: Schema) -> list[Schema]:
+    return list(schema.get("anyOf") or [schema])
+
+
+def _default(name: str, kind: Body[Any], terms: Terms) -> object:
+    defaults = {**kind.defaults, **terms.dialect.defaults}
+    if name in defaults:
+        value = defaults[name]
+    else:
+        field = kind.request.model_fields.get(name)
+        value = None if field is None or field.is_required() else field.get_default()
+    is_unlimited = name == "max_tokens" and value == UNLIMITED
+    if isinstance(value, StreamOptions) or (is_unlimited and not terms.dialect.takes_unlimited_tokens):
+        return None  # means the same, and may be sent
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -10,22 +10,32 @@ from typing import Any, Generic, TypeVar
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.contradictions import Sent, check_contradictions
-from serve_app.api.dialects.dialect import ONLY_MODEL, Dialect
-from serve_app.api.dialects.tables import UNION
-from serve_app.api.dispositions import Carried, Disposition, Renamed
-from serve_app.api.fields import Fields, is_same, read_fields
-from serve_app.api.forms.form import Terms, Value
-from serve_app.api.illustrated import illustrated
+from serve_app.api.dialects import ONLY_MODEL, UNION, Dialect
+from serve_app.api.forms.form import Parameter, Paths, Terms, Value
+from serve_app.api.forms.images import illustrated
+from serve_app.api.groups import StreamOptions
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.native import RESPONSE_FIELDS
-from serve_app.api.parameters import PARAMETERS, STREAM_OPTIONS, form_of
-from serve_app.api.stream_options import StreamOptions
+from serve_app.api.parameters import (
+    PARAMETERS,
+    STREAM_OPTIONS,
+    Carried,
+    Disposition,
+    Fields,
+    Renamed,
+    form_of,
+    is_same,
+    read_fields,
+)
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 
 Request = TypeVar("Request", bound=CompletionRequest)
 ChooseDialect = Callable[[object], Dialect]
+RESPONSE_FIELDS = Parameter(
+    Paths(),
+    "These fields alone are in a whole result, and in the last of a stream; `timings/predicted_n` is one of an object.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

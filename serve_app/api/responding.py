@@ -9,18 +9,15 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
-from serve_app.api.dialects.dialect import ONLY_MODEL, Dialect
-from serve_app.api.dispositions import Carried, Disposition, Inert, NotYet, Renamed
+from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, EFFORTS, ChatRequest
+from serve_app.api.dialects import ONLY_MODEL, Dialect
+from serve_app.api.error_text import shown
 from serve_app.api.forms.constraints import ResponseFormat
-from serve_app.api.forms.form import Form, Parameter, Schema, Terms, Value
-from serve_app.api.forms.messages import Messages
-from serve_app.api.forms.plain import OneOf, Text
-from serve_app.api.forms.tools import Choice, ToolList
-from serve_app.api.groups.conversed import EFFORTS
+from serve_app.api.forms.form import Form, OneOf, Parameter, Schema, Terms, Text, Value
+from serve_app.api.forms.messages import Choice, Messages, ToolList
 from serve_app.api.limits import WireLimits
+from serve_app.api.parameters import Carried, Disposition, Inert, NotYet, Renamed
 from serve_app.api.parse import Body, read_request
-from serve_app.api.shown import shown
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.tools import Tool, ToolChoice
 

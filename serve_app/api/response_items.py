@@ -6,9 +6,8 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from serve_app.api.chat_responses import ChatChoice, chat_logprobs, one_per_call
 from serve_app.api.responding import REPEATED, Item, ResponsesRequest
-from serve_app.api.responses import ResponseHead
+from serve_app.api.responses import ChatChoice, ResponseHead, chat_logprobs, one_per_call
 from serve_app.core.delta import FinishReason, Usage
 from serve_app.core.errors import ServeError
 from serve_app.core.tools import ToolCallDelta

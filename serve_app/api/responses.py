@@ -1,16 +1,20 @@
-"""The bodies of responses: completions, their choices, usage."""
+"""Responses of completions and chats: choices, usage, timings and headers, whole or as the chunks of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
+from urllib.parse import quote
 
-from serve_app.api.logprobs import LegacyLogprobs
-from serve_app.api.recordings import ShownRecording, experts_text
-from serve_app.core.delta import FinishReason, Usage
-from serve_app.core.recording import Recording
-from serve_app.core.tools import ToolCall
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, experts_text, finite
+from serve_app.api.sse import dump
+from serve_app.core.delta import FinishReason, TokenLogprob, Usage
+from serve_app.core.request import Recording
+from serve_app.core.tools import ToolCall, ToolCallDelta
 
 OBJECT = "text_completion"
 
@@ -157,3 +161,255 @@ def sglext_members(usage: Usage | None, recording: Recording | None) -> dict[str
 
 def _head_body(head: ResponseHead, kind: str) -> dict[str, object]:
     return {"id": head.id, "object": kind, "created": head.created, "model": head.model}
+
+
+CHAT_OBJECT, CHAT_CHUNK_OBJECT = "chat.completion", "chat.completion.chunk"
+ASSISTANT = "assistant"
+ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-f]{2})+)")
+"""How a token is shown that is no whole characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatChoice:
+    """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
+
+    role:     only where the choice begins
+    model:    that answers, where several do
+    has_stop_reason, stop_reason: as of `Choice`
+    logprobs: None where they were not asked for
+    token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
+    """
+
+    index: int
+    role: str | None = None
+    model: str | None = None
+    content: str = ""
+    reasoning: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+    has_stop_reason: bool = False
+    stop_reason: str | int | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    recording: ShownRecording | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it shows nothing that a client waits for."""
+        shown = (self.role, self.content, self.reasoning, self.logprobs, self.finish_reason, self.token_ids)
+        return not any((*shown, self.prompt_token_ids, self.tool_calls, self.recording))
+
+    def without_recording(self) -> ChatChoice:
+        return self if self.recording is None else replace(self, recording=None)
+
+    def with_text(self, text: str) -> ChatChoice:
+        return replace(self, content=text)
+
+    def recording_alone(self) -> ChatChoice:
+        return ChatChoice(index=self.index, recording=self.recording, model=self.model)
+
+    def body(self) -> dict[str, object]:
+        """As a choice of a whole response."""
+        message: dict[str, object] = {"role": ASSISTANT, "content": self.content, "refusal": None}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["content"] = self.content or None
+            message["tool_calls"] = [call.body() for call in joined_calls(self.tool_calls)]
+        logprobs = None if self.logprobs is None else chat_logprobs(self.logprobs)
+        return {"index": self.index, "message": message, "logprobs": logprobs, **self._besides()}
+
+    def chunk(self) -> dict[str, object]:
+        """As what a chunk adds to it."""
+        delta: dict[str, object] = {} if self.role is None else {"role": self.role, "content": ""}
+        if self.reasoning:
+            delta["reasoning_content"] = self.reasoning
+        if self.content:
+            delta["content"] = self.content
+        if self.tool_calls:
+            delta["tool_calls"] = [call.body() for call in one_per_call(self.tool_calls)]
+        logprobs = chat_logprobs(self.logprobs) if self.logprobs else None
+        return {"index": self.index, "delta": delta, "logprobs": logprobs, **self._besides()}
+
+    def _besides(self) -> dict[str, object]:
+        asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
+        return {
+            **({} if self.model is None else {"model": self.model}),
+            "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
+            "matched_stop": self.matched_stop,
+            **({"stop_reason": self.stop_reason} if self.has_stop_reason else {}),
+            **{name: list(ids) for name, ids in asked.items() if ids is not None},
+            **({} if self.recording is None else self.recording.members()),
+        }
+
+
+def joined_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
+    """The calls that these deltas make, in their order."""
+    calls: list[ToolCall] = []
+    for delta in deltas:
+        if delta.name is not None:
+            calls.append(ToolCall(id=delta.id or "", name=delta.name, arguments=delta.arguments))
+        else:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + delta.arguments)
+    return calls
+
+
+def one_per_call(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
+    """The same with one delta for each call: clients take the first that they see of a list for all of its calls."""
+    merged: dict[int, ToolCallDelta] = {}
+    for delta in deltas:
+        first = merged.setdefault(delta.index, delta)
+        if first is not delta:
+            merged[delta.index] = replace(first, arguments=first.arguments + delta.arguments)
+    return list(merged.values())
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, object]:
+    """One object per token, with its bytes and with the likeliest at its place."""
+    content = [
+        {
+            **_scored(entry.text, entry.logprob),
+            "top_logprobs": [_scored(top.text, top.logprob) for top in entry.top],
+        }
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _scored(text: str, logprob: float | None) -> dict[str, object]:
+    return {"token": text, "logprob": finite(logprob or 0.0), "bytes": _bytes_of(text)}
+
+
+def _bytes_of(text: str) -> list[int]:
+    escaped = ESCAPED.fullmatch(text)
+    return list(text.encode()) if escaped is None else [int(byte, 16) for byte in escaped[1].split("\\x")[1:]]
+
+
+Chosen = TypeVar("Chosen")
+TEXT_MARK = "\0text\0"
+"""Stands for a text in a choice; nothing before it there is written so."""
+TEXT_MARK_AS_JSON = json.dumps(TEXT_MARK).encode()
+
+
+class ChunkWriter(Generic[Chosen]):
+    """Events of one response. Equal, byte for byte, to what `event(dump(…))` makes of the same members.
+
+    write: a choice as JSON;  kind: the chunks' `object`
+    """
+
+    def __init__(self, head: ResponseHead, write: Callable[[Chosen], str], *, kind: str = OBJECT) -> None:
+        self._write = write
+        self._prefix = (
+            f'data: {{"id":{json.dumps(head.id)},"object":"{kind}","created":{head.created},'
+            f'"model":{json.dumps(head.model)},"choices":['
+        )
+
+    def choice(self, choice: Chosen, extras: Mapping[str, object] | None = None) -> bytes:
+        """What one choice gained; `extras` are further members of the chunk, such as `usage`."""
+        return f"{self._prefix}{self._write(choice)}]{_members(extras)}}}\n\n".encode()
+
+    def around(self, choice: Chosen, extras: Mapping[str, object] | None = None) -> tuple[bytes, bytes]:
+        """What stands before and behind the text of such a choice; choice: its text is `TEXT_MARK`"""
+        chunk = self.choice(choice, extras)
+        at = chunk.index(TEXT_MARK_AS_JSON, len(self._prefix))  # the model in front may have any name
+        return chunk[:at], chunk[at + len(TEXT_MARK_AS_JSON) :]
+
+    def bare(self, extras: Mapping[str, object]) -> bytes:
+        """A chunk without choices."""
+        return f"{self._prefix}]{_members(extras)}}}\n\n".encode()
+
+
+def written_choice(choice: Choice) -> str:
+    """What a chunk adds to a choice of a completion."""
+    logprobs = "null" if choice.logprobs is None else dump(choice.logprobs.body())
+    reason = "null" if choice.finish_reason is None else f'"{choice.finish_reason.value}"'
+    matched = "null" if choice.matched_stop is None else json.dumps(choice.matched_stop)
+    return (
+        f'{{"index":{choice.index},"text":{json.dumps(choice.text)},"logprobs":{logprobs},'
+        f'"finish_reason":{reason},"matched_stop":{matched}{_members(choice.optional())}}}'
+    )
+
+
+def written_message(choice: ChatChoice) -> str:
+    """What a chunk adds to a choice of a chat."""
+    return dump(choice.chunk())
+
+
+def _members(members: Mapping[str, object] | None) -> str:
+    """Further members of an object that is not empty."""
+    return "," + dump(members)[1:-1] if members else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timings:
+    """prompt_s: until the first token was there;  predicted_s: from then to the last
+
+    num_prompt_tokens: those computed, without those that were cached
+    """
+
+    num_cached_tokens: int
+    num_prompt_tokens: int
+    num_predicted_tokens: int
+    prompt_s: float
+    predicted_s: float
+
+    def body(self) -> dict[str, object]:
+        return {
+            "cache_n": self.num_cached_tokens,
+            "prompt_n": self.num_prompt_tokens,
+            **_phase("prompt", self.num_prompt_tokens, self.prompt_s),
+            "predicted_n": self.num_predicted_tokens,
+            **_phase("predicted", self.num_predicted_tokens, self.predicted_s),
+        }
+
+
+def _phase(name: str, num_tokens: int, seconds: float) -> dict[str, object]:
+    """Milliseconds in all and per token, and the rate; 0 where there was nothing to divide by."""
+    return {
+        f"{name}_ms": round(1000 * seconds, 3),
+        f"{name}_per_token_ms": round(1000 * seconds / num_tokens, 3) if num_tokens else 0.0,
+        f"{name}_per_second": round(num_tokens / seconds, 3) if seconds else 0.0,
+    }
+
+
+IGNORED = "x-ignored-parameters"
+SEED = "x-seed"
+SUFFIX_MODE = "x-suffix-mode"
+TOOL_PROMPT = "x-tool-prompt"
+TRUNCATED = "x-truncated-prompt-tokens"
+UNENFORCED = "x-unenforced-formats"
+MAX_NAME_CHARS = 64
+MAX_NAMES_CHARS = 1000
+
+
+def response_headers(request: CompletionRequest, usage: Usage | None = None) -> list[tuple[bytes, bytes]]:
+    """What is known by now; `usage` is None before anything was computed."""
+    headers = []
+    if request.ignored_parameters:
+        headers.append((IGNORED, ignored_names(request.ignored_parameters)))
+    if request.seed is not None:
+        headers.append((SEED, str(request.seed)))
+    if request.suffix_mode is not None and (request.suffix or request.gap is not None):
+        headers.append((SUFFIX_MODE, request.suffix_mode.value))
+    if request.has_default_tool_prompt:
+        headers.append((TOOL_PROMPT, "default"))
+    if usage is not None and usage.truncated_tokens:
+        headers.append((TRUNCATED, str(usage.truncated_tokens)))
+    if usage is not None and usage.unenforced_formats:
+        headers.append((UNENFORCED, ignored_names(usage.unenforced_formats)))
+    return [(name.encode(), value.encode()) for name, value in headers]
+
+
+def ignored_names(names: tuple[str, ...]) -> str:
+    """The names in ASCII, percent-encoded where needed, each shortened, and `+n` for those that find no place."""
+    shown: list[str] = []
+    num_chars = 0
+    for name in names:
+        quoted = quote(name[:MAX_NAME_CHARS], safe="[]", errors="replace")[: 2 * MAX_NAME_CHARS]
+        num_chars += len(quoted) + 2
+        if num_chars > MAX_NAMES_CHARS:
+            return ", ".join([*shown, f"+{len(names) - len(shown)}"])
+        shown.append(quoted)
+    return ", ".join(shown)

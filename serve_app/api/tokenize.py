@@ -7,19 +7,17 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.api.forms.form import Parameter
-from serve_app.api.forms.plain import Text
-from serve_app.api.forms.shared import FLAG
-from serve_app.api.forms.tokens import TokenText
-from serve_app.api.groups.calling import Calling
-from serve_app.api.groups.conversed import Conversed, check_continuation, conversation_of
+from serve_app.api.chat import Conversed, check_continuation, conversation_of
+from serve_app.api.forms.form import FLAG, Parameter, Text
+from serve_app.api.forms.prompts import TokenText
+from serve_app.api.groups import Calling
+from serve_app.api.json_body import read_members
 from serve_app.api.limits import WireLimits
-from serve_app.api.members import read_members
 from serve_app.api.parameters import declared
 from serve_app.api.paths import Path
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.tools import Tool
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)

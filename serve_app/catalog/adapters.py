@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve_app.catalog.errors import CatalogError
-from serve_app.catalog.files import confined_file, read_json_object
-from serve_app.catalog.headers import TensorInfo, read_header
-from serve_app.catalog.mixes import ADAPTER_NAME, is_mix
-from serve_app.core.adapters import AdapterRecord
+from serve_app.catalog.files import CatalogError, TensorInfo, confined_file, read_header, read_json_object
+from serve_app.catalog.resolve import ADAPTER_NAME, is_mix
+from serve_app.core.cards import AdapterRecord
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.catalog.errors import CatalogError
-from serve_app.catalog.files import read_json_object
-from serve_app.catalog.headers import read_header
+from serve_app.catalog.files import CatalogError, read_header, read_json_object
 from serve_app.core.weight_files import (
     CONFIG,
     INDEX_SUFFIX,

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from posixpath import basename, dirname, normpath
 
-from serve_app.catalog.errors import CatalogError
-from serve_app.catalog.mixes import MIX_WORDS, is_mix, read_mix
+from serve_app.catalog.files import CatalogError
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound, ServeError
-from serve_app.core.names import ModelRef, mixed
+from serve_app.core.names import MAX_SCALE, ModelRef, mixed
 from serve_app.core.tenants import Rights
 
 ALL = Rights()
@@ -90,7 +89,7 @@ class Catalog:
 
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
         with the longest base, an adapter's name that only one base has. In place of an adapter's name there may be a
-        mix (`catalog/mixes.py`).
+        mix (`catalog/resolve.py`).
         Raises ModelNotFound, AdapterNotFound, AdapterUnusable, Forbidden for a folder outside of those where the
         model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """
@@ -257,3 +256,37 @@ def _listed(names: Iterable[str]) -> str:
         return "none"
     more = f", and {len(ordered) - MAX_LISTED} more" if len(ordered) > MAX_LISTED else ""
     return ", ".join(ordered[:MAX_LISTED]) + more
+
+
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}")
+"""Of adapters; `*` and `+` have their meaning in addresses."""
+MIX_WORDS = f"name*scale+name*scale with scales from -{MAX_SCALE:g} to {MAX_SCALE:g}"
+_SIGNS = re.compile(r"[*+]")
+_SCALE = re.compile(r"-?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e-[0-9]{1,3})?")
+
+NamesAndScales = tuple[tuple[str, float], ...]
+
+
+def is_mix(text: str) -> bool:
+    """Whether it cannot be one adapter's name."""
+    return _SIGNS.search(text) is not None
+
+
+def read_mix(text: str) -> NamesAndScales | None:
+    """The adapters with their scales, 1 where none is written; None where it is no mix at all."""
+    parts = tuple(_part(part.strip()) for part in text.split("+"))
+    found = tuple(part for part in parts if part is not None)
+    return found if len(found) == len(parts) else None
+
+
+def write_mix(parts: NamesAndScales) -> str:
+    """What `read_mix` reads as these."""
+    return "+".join(f"{name}*{scale!r}" for name, scale in parts)
+
+
+def _part(text: str) -> tuple[str, float] | None:
+    name, sign, written = (piece.strip() for piece in text.partition("*"))
+    if not ADAPTER_NAME.fullmatch(name) or (sign and not _SCALE.fullmatch(written)):
+        return None
+    scale = float(written) if sign else 1.0
+    return (name, scale) if abs(scale) <= MAX_SCALE else None

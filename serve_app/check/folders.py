@@ -8,8 +8,8 @@ from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import WEIGHTS, read_records
-from serve_app.catalog.chat_template import chat_templates_of
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.defaults import chat_templates_of
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.single import judged_adapters
@@ -17,7 +17,7 @@ from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import default_sampling_of, embedding_form_of, engine_config
 
 if TYPE_CHECKING:
-    from serve_app.core.adapters import AdapterRecord
+    from serve_app.core.cards import AdapterRecord
     from serve_app.engine.lora.adapter import Adapter
 
 

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serve_app.catalog.adapters import CONFIG, read_adapter, read_records
-from serve_app.catalog.chat_template import chat_templates_of
-from serve_app.catalog.errors import CatalogError
-from serve_app.catalog.generation_config import read_default_sampling
+from serve_app.catalog.defaults import chat_templates_of, read_default_sampling
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import engine_config
 
 if TYPE_CHECKING:
-    from serve_app.core.adapters import AdapterRecord
+    from serve_app.core.cards import AdapterRecord
     from serve_app.engine.lora.adapter import Adapter
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.cli.exits import CommandFailed, Exit
-from serve_app.cli.names import KEY_VARIABLE, URL_VARIABLE
-from serve_app.core.hosts import is_loopback
+from serve_app.cli.screen import KEY_VARIABLE, URL_VARIABLE, CommandFailed, Exit
+from serve_app.core.machine import is_loopback
 
 TIMEOUT_S = 600.0
 DIALECT_HEADER = "X-Completions-Dialect"

@@ -23,6 +23,8 @@ TELL_S = 0.5
 TELL_SETTLED_S = 5.0
 """Where all run. To ask takes 30 ms of this process, which checks every setting anew."""
 RUNNING = "RUNNING"
+LOOPBACK = "127.0.0.1"
+"""Where the service listens if no host is written; HAProxy itself would bind every interface."""
 ROUTER_DEPLOYMENT = "Router"
 DRAIN_S = 15.0
 """For requests that are open; routers end those that last longer."""
@@ -66,9 +68,10 @@ def _start(file: str, port: int) -> None:
 
     with open(file, encoding="utf-8") as text:
         schema = ServeDeploySchema.model_validate(yaml.safe_load(text))
+    host = schema.http_options.host if "host" in schema.http_options.model_fields_set else LOOPBACK
     serve.start(
         proxy_location=schema.proxy_location,
-        http_options={**schema.http_options.model_dump(), "port": port},
+        http_options={**schema.http_options.model_dump(), "host": host, "port": port},
         grpc_options=schema.grpc_options.model_dump(),
         logging_config=schema.logging_config,
         controller_options=schema.controller_options,

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serve_app.cli.address import Address, address_of, read_cluster_file
-from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.processes import Process, end_runs, send, send_to_parent
-from serve_app.cli.screen import say, say_json
+from serve_app.cli.screen import CommandFailed, Exit, say, say_json
 from serve_app.cli.up import STOP_TIMEOUT_S, runs_of, taken
 
 GRACE_S = STOP_TIMEOUT_S + 10.0  # what `up` allows, and a little more

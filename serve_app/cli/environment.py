@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import socket
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 from serve_app.check import ray_token
-from serve_app.cli.haproxy import SERVES_VARIABLE, another_haproxy, loopback_haproxy
+from serve_app.check.door import HAPROXY, HAPROXY_BINARY, haproxy_program
 
 RUN_VARIABLE = "SERVE_APP_RUN"
 """Inherited by every process of a cluster that `serve_app up` started; its value names the run."""
@@ -51,18 +54,6 @@ SETTINGS = (
         value="1",
         reason="a dead proxy is replaced after three failed checks; the default of 10 s refuses connections for half"
         " a minute",
-    ),
-    Setting(
-        name="RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH",
-        value="serve_app.http.proxy:protect",
-        reason="a client has 20 s and 64 KiB for its headers, and may offer HTTP/2; Serve itself bounds neither, and"
-        " drops the body behind such an offer",
-    ),
-    Setting(
-        name="SERVE_APP_PROXY_MAX_REQUESTS",
-        value="256",
-        reason="a proxy refuses more requests at once by itself, with 503 and Retry-After; passed on, a thousand at"
-        " once would keep proxy and router busy for seconds",
     ),
     Setting(
         name="RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
@@ -109,23 +100,18 @@ LOCAL_SETTINGS = (
 )
 """For a cluster that no other machine joins."""
 
-FAST_SETTINGS = (
-    Setting(name="RAY_SERVE_ENABLE_HA_PROXY", value="1", reason="HAProxy instead of Serve's Python proxy"),
+HAPROXY_SETTINGS = (
+    Setting(name=HAPROXY, value="1", reason="HAProxy accepts clients instead of Serve's Python proxy"),
     Setting(name="RAY_SERVE_THROUGHPUT_OPTIMIZED", value="1", reason="gRPC between replicas"),
+    Setting(
+        name="RAY_SERVE_LOG_TO_STDERR",
+        value="1",
+        reason="a process's lines go to Ray's log of it; where Serve takes them, each costs a walk of the stack",
+    ),
     Setting(
         name="RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
         value="1",
         reason="the default of 30 s is for load balancers far away",
-    ),
-    Setting(
-        name="SERVE_APP_PROXY_PAUSE_S",
-        value="0",
-        reason="HAProxy's connections are anybody's: none is left unread because of who was refused on it",
-    ),
-    Setting(
-        name="SERVE_APP_PROXY_SHORTCUT",
-        value="0",
-        reason="a router speaks HTTP itself: its streams have no proxy of Serve's to go past",
     ),
     Setting(
         name="RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
@@ -135,28 +121,77 @@ FAST_SETTINGS = (
 )
 
 
-def environment(base: Mapping[str, str], *, is_fast: bool) -> dict[str, str]:
-    """What a local cluster's processes are started with; what the caller has set already stays."""
-    settings = {each.name: each.value for each in (*LOCAL_SETTINGS, *cluster_settings(is_fast=is_fast))}
-    return settings | (loopback_haproxy(base) if is_fast else {}) | dict(base)
+LOOPBACK = "127.0.0.1"
+INNER_PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
+}
+"""Where HAProxy and Serve's fallback proxy listen beside the service, unless these variables say otherwise."""
+PLAIN_PROXY = Setting(name=HAPROXY, value="0", reason="Serve's Python proxy accepts clients")
+IN_PLACE = Path(__file__).with_name("haproxy.sh")
+"""What Serve starts as HAProxy; it binds HAProxy's statistics to loopback and bounds how long headers may take."""
+OURS_VARIABLE = "SERVE_APP_HAPROXY"
+"""Which program `haproxy.sh` becomes."""
 
 
-def cluster_settings(*, is_fast: bool) -> tuple[Setting, ...]:
-    """What a cluster of any size wants."""
-    return (*SETTINGS, *(FAST_SETTINGS if is_fast else ()))
+def loopback_haproxy(base: Mapping[str, str]) -> tuple[Setting, ...]:
+    """Return what has Serve start HAProxy so; nothing where there is none, or where the caller has named one."""
+    program = None if another_haproxy(base) is not None else haproxy_program(base)
+    if program is None:
+        return ()
+    reason = "HAProxy's statistics on loopback, and 20 s for a client's headers: Serve has no setting for either"
+    return (
+        Setting(name=HAPROXY_BINARY, value=str(IN_PLACE), reason=reason),
+        Setting(name=OURS_VARIABLE, value=program, reason="the HAProxy that this becomes"),
+    )
 
 
-def shell_lines(*, is_fast: bool) -> Iterator[str]:
-    """The settings as a shell reads them, for clusters that are started by other means."""
+def another_haproxy(base: Mapping[str, str]) -> str | None:
+    """Return the program that the caller has named in its place, which binds what Serve says."""
+    named = base.get(HAPROXY_BINARY)
+    return None if named == str(IN_PLACE) else named
+
+
+def environment(base: Mapping[str, str], *, has_haproxy: bool) -> dict[str, str]:
+    """Return what a local cluster's processes are started with; what the caller has set already stays."""
+    settings = (*LOCAL_SETTINGS, *cluster_settings(base, has_haproxy=has_haproxy))
+    return {each.name: each.value for each in settings} | (_free_ports() if has_haproxy else {}) | dict(base)
+
+
+def _free_ports() -> dict[str, str]:
+    """Return a port for each of Serve's own listeners beside the service: the usual one, or one that is free.
+
+    Two services on one machine must not share them. HAProxy would send a client of one to the other's fallback.
+    """
+    ports = {}
+    with ExitStack() as held:
+        for name, usual in INNER_PORTS.items():
+            try:
+                server = held.enter_context(socket.create_server((LOOPBACK, usual)))
+            except OSError:
+                server = held.enter_context(socket.create_server((LOOPBACK, 0)))
+            ports[name] = str(server.getsockname()[1])
+    return ports
+
+
+def cluster_settings(base: Mapping[str, str], *, has_haproxy: bool) -> tuple[Setting, ...]:
+    """Return what a cluster of any size wants, on a machine with this environment."""
+    return (*SETTINGS, *(HAPROXY_SETTINGS + loopback_haproxy(base) if has_haproxy else (PLAIN_PROXY,)))
+
+
+def shell_lines(base: Mapping[str, str], *, has_haproxy: bool) -> Iterator[str]:
+    """Yield the settings as a shell reads them, for clusters that are started by other means."""
     yield "umask 077  # what Ray writes, logs with prompts among it, is its owner's alone"
-    for each in cluster_settings(is_fast=is_fast):
+    for each in cluster_settings(base, has_haproxy=has_haproxy):
         yield f"export {each.name}={shlex.quote(each.value)}  # {each.reason}"
 
 
-def overridden(base: Mapping[str, str], *, is_fast: bool) -> Iterator[str]:
-    """A line for each setting that the caller's environment has otherwise."""
-    for each in (*LOCAL_SETTINGS, *cluster_settings(is_fast=is_fast)):
+def overridden(base: Mapping[str, str], *, has_haproxy: bool) -> Iterator[str]:
+    """Yield a line for each setting that the caller's environment has otherwise."""
+    for each in (*LOCAL_SETTINGS, *cluster_settings(base, has_haproxy=has_haproxy)):
         if base.get(each.name, each.value) != each.value:
             yield f"{each.name}={base[each.name]} from your environment, not {each.value}: {each.reason}"
-    if is_fast and (named := another_haproxy(base)) is not None:
-        yield f"{SERVES_VARIABLE}={named} from your environment: its statistics are open on every interface"
+    if has_haproxy and (named := another_haproxy(base)) is not None:
+        yield f"{HAPROXY_BINARY}={named} from your environment: its statistics are open on every interface"

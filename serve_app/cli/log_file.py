@@ -14,7 +14,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 from serve_app.cli.address import Address
-from serve_app.cli.exits import CommandFailed
+from serve_app.cli.screen import CommandFailed
 
 HERE = "-"
 STATE_VARIABLE = "XDG_STATE_HOME"

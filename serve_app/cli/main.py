@@ -7,8 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from serve_app.cli.exits import CommandFailed, Exit
-from serve_app.cli.screen import remark
+from serve_app.cli.screen import CommandFailed, Exit, remark
 
 DEBUG_VARIABLE = "SERVE_APP_DEBUG"
 """Set, it lets tracebacks through."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.cli.exits import CommandFailed, Exit
 from serve_app.cli.offering import Offer
+from serve_app.cli.screen import CommandFailed, Exit
 
 OWN = frozenset({"model", "prompt", "messages", "stream", "stream_options"})
 """Said by the commands themselves."""
@@ -86,10 +86,10 @@ def _offers(kind: str) -> list[Offer]:
 
 def _schemas(kind: str) -> Mapping[str, Any]:
     """The parameters by name, as the service describes them."""
-    from serve_app.api.dialects.tables import UNION
+    from serve_app.api.dialects import UNION
     from serve_app.api.forms.form import Terms
     from serve_app.api.limits import DEFAULT_LIMITS
-    from serve_app.api.openapi_parameters import chat_schema, completion_schema
+    from serve_app.api.openapi import chat_schema, completion_schema
 
     terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
     schema = chat_schema(terms) if kind == "ChatRequest" else completion_schema(terms)
@@ -150,7 +150,7 @@ def _value(name: str, value: object, schema: Mapping[str, Any]) -> object:
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> str:
-    from serve_app.api.spelling import nearest
+    from serve_app.api.error_text import nearest
 
     near = nearest(name, known)
     hint = "" if near is None else f" Did you mean {near!r}?"

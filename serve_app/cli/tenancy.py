@@ -12,17 +12,17 @@ from typing import Any
 
 from serve_app.check.document import UnreadableYaml, read_document
 from serve_app.cli.address import read_cluster_file
-from serve_app.cli.exits import CommandFailed, Exit
-from serve_app.cli.screen import remark, say, say_json
-from serve_app.cli.tenancy_options import DAY_S
+from serve_app.cli.screen import CommandFailed, Exit, remark, say, say_json
 from serve_app.cli.up import runs_of
+from serve_app.tenants.admin_service import Office
 from serve_app.tenants.errors import TenancyError
-from serve_app.tenants.office import Office
+from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.ledger import csv_of
 from serve_app.tenants.opening import copy_store, open_store
-from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
 from serve_app.tenants.records import Author
-from serve_app.tenants.reports import csv_of
 from serve_app.tenants.store import TenantStore, engine_of, file_of
+
+DAY_S = 86_400.0
 
 MAX_ACTOR_CHARS = 96
 BEGINNING = frozenset({"add_tenant", "apply_tenants", "create_key", "create_admin_key"})

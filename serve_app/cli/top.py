@@ -8,13 +8,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from serve_app.cli.client import Service
-from serve_app.cli.exits import Exit
-from serve_app.cli.screen import console, is_watched, say_json, table, visible
-from serve_app.cli.series import PREFIX, Board, Look, board, read_look
+from serve_app.cli.screen import Exit, console, is_watched, say_json, table, visible
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 PATH = "/metrics"
 REPLICA_HEADS = ("model", "replica", "running", "waiting", "cache", "steps/s", "busy")
@@ -97,3 +99,140 @@ def _tenants(seen: Board) -> Table:
         for each in seen.tenants
     ]
     return table(TENANT_HEADS, rows, texts=1)
+
+
+PREFIX = "serve_app_"
+EVERYBODY_ELSE = "*"
+
+Labels = tuple[tuple[str, str], ...]
+Series = Mapping[tuple[str, Labels], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Every series as it was at one time, by name and labels. at_s: by the monotonic clock"""
+
+    at_s: float
+    series: Series
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of all series of that name that have these labels."""
+        wanted = set(labels.items())
+        return sum(value for (each, own), value in self.series.items() if each == PREFIX + name and wanted <= set(own))
+
+    def gained(self, before: Look, name: str, **labels: str) -> float:
+        """By counters of that name that have these labels, since an earlier look.
+
+        A series that one of the looks lacks has gained nothing that can be known: two looks may have reached two
+        routers, of which each tells of itself alone. One that began anew has gained nothing.
+        """
+        wanted = set(labels.items())
+        return sum(
+            max(0.0, value - before.series[each, own])
+            for (each, own), value in self.series.items()
+            if each == PREFIX + name and wanted <= set(own) and (each, own) in before.series
+        )
+
+    def labels(self, name: str, label: str) -> list[str]:
+        """Every value that a label has in the series of that name."""
+        return sorted({dict(own).get(label, "") for each, own in self.series if each == PREFIX + name})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRow:
+    """One replica. blocks_used, busy: shares of its blocks and of the time"""
+
+    model: str
+    replica: str
+    running: int
+    waiting: int
+    blocks_used: float
+    steps_per_s: float
+    busy: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantRow:
+    """One flow on all replicas. share: of the time that was anybody's"""
+
+    tenant: str
+    generated_per_s: float
+    computed_per_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """What two looks at a service come to."""
+
+    open_requests: int
+    generated_per_s: float
+    prompt_per_s: float
+    cached_share: float
+    refused: int
+    waits_s: Mapping[str, float]
+    replicas: tuple[ReplicaRow, ...] = field(default=())
+    tenants: tuple[TenantRow, ...] = field(default=())
+
+
+def read_look(text: str, at_s: float) -> Look:
+    """Of the text of GET /metrics."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    series: dict[tuple[str, Labels], float] = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith(("_created", "_bucket"))
+    }
+    return Look(at_s=at_s, series=series)
+
+
+def board(before: Look, now: Look) -> Board:
+    """Rates are of the time between the two."""
+    seconds = max(now.at_s - before.at_s, 1e-9)
+    prompts = now.value("prompt_tokens_total")
+    return Board(
+        open_requests=int(now.value("admission_requests_open")),
+        generated_per_s=now.gained(before, "replica_flow_generated_tokens_total") / seconds,
+        prompt_per_s=now.gained(before, "prompt_tokens_total") / seconds,
+        cached_share=now.value("cached_tokens_total") / prompts if prompts else 0.0,
+        refused=int(now.value("admission_refusals_total")),
+        waits_s={
+            model: now.value("admission_predicted_wait_seconds", model=model)
+            for model in now.labels("admission_predicted_wait_seconds", "model")
+        },
+        replicas=tuple(_replica(before, now, replica, seconds) for replica in now.labels("replica_blocks", "replica")),
+        tenants=_tenants_of(before, now, seconds),
+    )
+
+
+def _replica(before: Look, now: Look, replica: str, seconds: float) -> ReplicaRow:
+    blocks, free = (now.value(f"replica_{name}", replica=replica) for name in ("blocks", "blocks_free"))
+    model = next(dict(own)["model"] for _, own in now.series if dict(own).get("replica") == replica)
+    return ReplicaRow(
+        model=model,
+        replica=replica,
+        running=int(now.value("replica_sequences_running", replica=replica)),
+        waiting=int(now.value("replica_sequences_waiting", replica=replica)),
+        blocks_used=1 - free / blocks if blocks else 0.0,
+        steps_per_s=now.gained(before, "replica_steps_total", replica=replica) / seconds,
+        busy=min(1.0, now.gained(before, "replica_step_seconds_total", replica=replica) / seconds),
+    )
+
+
+def _tenants_of(before: Look, now: Look, seconds: float) -> tuple[TenantRow, ...]:
+    name = "replica_flow_seconds_total"
+    spent = {flow: now.gained(before, name, flow=flow) for flow in now.labels(name, "flow")}
+    whole = sum(spent.values())
+
+    rows = [
+        TenantRow(
+            tenant="all others" if flow == EVERYBODY_ELSE else flow,
+            generated_per_s=now.gained(before, "replica_flow_generated_tokens_total", flow=flow) / seconds,
+            computed_per_s=now.gained(before, "replica_flow_rows_total", flow=flow) / seconds,
+            share=spent[flow] / whole if whole else 0.0,
+        )
+        for flow in spent
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.share, row.tenant)))

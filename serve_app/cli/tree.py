@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli.commands import asking, catalogs, running, tenancy, watching
+from serve_app.cli import commands
+from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
-from serve_app.cli.tenancy_options import scope_offers, tenant_offers
+from serve_app.cli.tenancy_commands import scope_offers, tenant_offers
 
 NAME = "serve_app"
 SERVE, ASK, LOOK, FOLDERS, TENANCY = (
@@ -83,37 +84,37 @@ def _show_version(is_asked: bool) -> None:
 
 
 def _add_serving(app: typer.Typer) -> None:
-    app.command(rich_help_panel=SERVE)(running.up)
-    app.command(rich_help_panel=SERVE)(running.down)
-    app.command(rich_help_panel=SERVE)(running.check)
-    app.command(rich_help_panel=SERVE)(running.doctor)
-    app.command(rich_help_panel=SERVE)(running.env)
+    app.command(rich_help_panel=SERVE)(commands.up)
+    app.command(rich_help_panel=SERVE)(commands.down)
+    app.command(rich_help_panel=SERVE)(commands.check)
+    app.command(rich_help_panel=SERVE)(commands.doctor)
+    app.command(rich_help_panel=SERVE)(commands.env)
 
 
 def _add_looking(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LOOK)(watching.top)
-    app.command(rich_help_panel=LOOK)(watching.bench)
+    app.command(rich_help_panel=LOOK)(commands.top)
+    app.command(rich_help_panel=LOOK)(commands.bench)
 
 
 def _add_asking(app: typer.Typer) -> None:
     """Every parameter of the service is an option of these."""
     completion, chat = offering(completion_offers), offering(chat_offers)
-    app.command(cls=completion, rich_help_panel=ASK)(asking.complete)
-    app.command(cls=chat, rich_help_panel=ASK)(asking.chat)
-    app.command(cls=completion, rich_help_panel=ASK)(asking.compare)
-    app.command(cls=completion, rich_help_panel=ASK)(asking.explain)
+    app.command(cls=completion, rich_help_panel=ASK)(commands.complete)
+    app.command(cls=chat, rich_help_panel=ASK)(commands.chat)
+    app.command(cls=completion, rich_help_panel=ASK)(commands.compare)
+    app.command(cls=completion, rich_help_panel=ASK)(commands.explain)
 
 
 def _add_folders(app: typer.Typer) -> None:
     models = typer.Typer(invoke_without_command=True)
-    models.callback()(catalogs.models)
-    models.command("check")(catalogs.check_model)
+    models.callback()(commands.models)
+    models.command("check")(commands.check_model)
     app.add_typer(models, name="models", rich_help_panel=FOLDERS)
     adapters = typer.Typer(
         help="List the adapters of a running service, or check folders of them.", no_args_is_help=True
     )
-    adapters.command("list")(catalogs.list_adapters)
-    adapters.command("check")(catalogs.check_adapter)
+    adapters.command("list")(commands.list_adapters)
+    adapters.command("check")(commands.check_adapter)
     app.add_typer(adapters, name="adapters", rich_help_panel=FOLDERS)
 
 

@@ -17,18 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.api.paths import Path as Route
+from serve_app.check.door import is_behind_haproxy
 from serve_app.check.findings import Finding, Severity
 from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
-from serve_app.cli.exits import CommandFailed, Exit
-from serve_app.cli.guard import start_guard
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
 from serve_app.cli.log_file import telling as telling_lines
-from serve_app.cli.names import KEY_VARIABLE
-from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs
+from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, start_guard
+from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
 from serve_app.cli.telling import Telling, telling
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
@@ -71,7 +70,6 @@ class Loss:
 def serve_until_interrupted(
     file: str,
     *,
-    is_fast: bool,
     port: int | None = None,
     has_dashboard: bool = False,
     log: str | None = None,
@@ -88,12 +86,13 @@ def serve_until_interrupted(
         raise CommandFailed(taken(address, file))
     path = log_path(address, log)
     told = telling(as_json=as_json, has_log=path is not None)
-    _tell_environment(is_fast=is_fast, is_quiet=as_json)
+    has_haproxy = is_behind_haproxy(read_cluster_file(Path(file)), os.environ)
+    _tell_environment(has_haproxy=has_haproxy, is_quiet=as_json)
     _be_interrupted_by_signals()
     run = f"{address.port}-{uuid.uuid4().hex[:12]} {origin_of(file)}"
     guard = start_guard(run)
     try:
-        cluster = _start(file, run, address, path, is_fast=is_fast, has_dashboard=has_dashboard)
+        cluster = _start(file, run, address, path, has_haproxy=has_haproxy, has_dashboard=has_dashboard)
         return _serve(cluster, Path(file), told)
     finally:
         told.end()
@@ -134,20 +133,24 @@ def notes_on_port(file: str) -> Iterator[Finding]:
         yield Finding(path=("http_options", "port"), message=taken(address, file), severity=Severity.NOTE)
 
 
-def _tell_environment(*, is_fast: bool, is_quiet: bool) -> None:
+def _tell_environment(*, has_haproxy: bool, is_quiet: bool) -> None:
     """Say what Ray is started with, and what of it the caller wants otherwise."""
-    names = ", ".join(each.name for each in cluster_settings(is_fast=is_fast) if each.name not in os.environ)
+    names = ", ".join(
+        each.name for each in cluster_settings(os.environ, has_haproxy=has_haproxy) if each.name not in os.environ
+    )
     if not is_quiet:
         print(f"Starting Ray with {names}; `serve_app env` says why", flush=True)
-    for line in overridden(os.environ, is_fast=is_fast):
+    for line in overridden(os.environ, has_haproxy=has_haproxy):
         print(f"serve_app: {line}", file=sys.stderr)
 
 
-def _start(file: str, run: str, address: Address, log: Path | None, *, is_fast: bool, has_dashboard: bool) -> Cluster:
+def _start(
+    file: str, run: str, address: Address, log: Path | None, *, has_haproxy: bool, has_dashboard: bool
+) -> Cluster:
     """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
     words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
-    told = environment(os.environ, is_fast=is_fast) | {RUN_VARIABLE: run}
+    told = environment(os.environ, has_haproxy=has_haproxy) | {RUN_VARIABLE: run}
     output = writing = None
     if log is not None:
         lines, output = os.pipe()

@@ -27,7 +27,7 @@ from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.regex_length import shortest_match
 from serve_app.constraints.structural_tag import structural_tag_to_lark
 from serve_app.constraints.tool_calls import relaxed, schemas_in, tool_calls_to_lark
-from serve_app.core.constraint import ConstraintKind
+from serve_app.core.request import ConstraintKind
 
 MAX_REASON_CHARS = 300
 NUM_FOLLOWED = 32

@@ -18,10 +18,9 @@ from serve_app.constraints.places import Places
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.trials import OutOfTime, Trials
 from serve_app.constraints.vocabulary import Encode, Vocabulary
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import EngineFailed, Overloaded
-from serve_app.core.request import GenerationRequest
-from serve_app.core.shares import Kept, first_to_go
+from serve_app.core.request import Constraint, GenerationRequest
+from serve_app.core.shares import CacheEntry, next_to_evict
 
 Key = tuple[str, bytes]
 """The salt of whoever may find it, and the digest of what was compiled."""
@@ -142,8 +141,8 @@ class Compiler:
         limits = self._limits
         place = limits.max_cached_chars // limits.max_cached
         while len(self._kept) > limits.max_cached or self._num_chars > limits.max_cached_chars:
-            key = first_to_go(
-                Kept(key=key, flow=each.flow, size=max(each.num_chars, place), may_go=each.task.done())
+            key = next_to_evict(
+                CacheEntry(key=key, flow=each.flow, size=max(each.num_chars, place), may_go=each.task.done())
                 for key, each in self._kept.items()
             )
             if key is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from serve_app.core.constraint import Constraint, ConstraintKind
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Constraint, ConstraintKind
 
 LANGUAGES: Mapping[ConstraintKind, str] = MappingProxyType(
     {

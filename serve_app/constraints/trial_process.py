@@ -12,12 +12,11 @@ from typing import Any
 
 from llguidance import LLTokenizer
 
-from serve_app.apart.bounds import bound_memory, bound_time
-from serve_app.apart.forking import Work, serve_forks, tell_who
 from serve_app.constraints.compilation import compile_source
 from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.vocabulary import Vocabulary
+from serve_app.sandbox.child import Work, bound_memory, bound_time, send_pid
 
 
 def prepare(first: tuple[Vocabulary, ConstraintLimits]) -> Work:
@@ -28,7 +27,7 @@ def prepare(first: tuple[Vocabulary, ConstraintLimits]) -> Work:
     def take_one(connection: Connection) -> None:
         bound_time(cpu_s=limits.max_cpu_s, wall_s=limits.max_wall_s)
         bound_memory(limits.max_trial_bytes)
-        tell_who(connection)
+        send_pid(connection)
         job = json.loads(connection.recv_bytes())
         bound_time(cpu_s=limits.max_cpu_s, wall_s=job["wall_s"])
         connection.send_bytes(json.dumps(_answer(job, tokenizer, vocabulary)).encode())
@@ -42,7 +41,3 @@ def _answer(job: dict[str, Any], tokenizer: LLTokenizer, vocabulary: Vocabulary)
     except Refusal as refusal:
         return {"refused": refusal.message, "path": refusal.path}
     return {"grammar": grammar.text, "formats": grammar.formats, "has_rules": grammar.has_rules}
-
-
-if __name__ == "__main__":
-    serve_forks(prepare)

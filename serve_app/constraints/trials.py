@@ -8,13 +8,14 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any
 
-from serve_app.apart.fork_server import ForkServer, await_answer
 from serve_app.constraints.compilation import Grammar
 from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.trial_process import prepare
 from serve_app.constraints.vocabulary import Vocabulary
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import EngineFailed
+from serve_app.core.request import Constraint
+from serve_app.sandbox.fork_server import ForkServer, await_answer
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class Trials:
 
     def __init__(self, vocabulary: Vocabulary, limits: ConstraintLimits) -> None:
         self._limits = limits
-        self.server = ForkServer("serve_app.constraints.trial_process", (vocabulary, limits), doing="tries constraints")
+        self.server = ForkServer(prepare, (vocabulary, limits), doing="tries constraints")
 
     def begin(self) -> None:
         """Begin the process, so that the first trial does not wait for it. Raises EngineFailed."""

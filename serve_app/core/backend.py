@@ -8,8 +8,8 @@ from typing import Protocol
 
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Frame
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
 
 NOTHING: Mapping[str, int] = MappingProxyType({})
 

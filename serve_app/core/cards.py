@@ -2,17 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from serve_app.core.delta import Load
-from serve_app.core.flow_usage import UsageReport
-from serve_app.core.images import ImageCard
-from serve_app.core.ledger import News
+from serve_app.core.errors import ContextOverflow
+from serve_app.core.ledger import News, UsageReport
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
-from serve_app.core.prompt_length import PromptLength
-from serve_app.core.recording import EmbeddingForm
+from serve_app.core.prompt import ImageCard
+from serve_app.core.request import EmbeddingForm, GenerationRequest
 from serve_app.core.tools import ReasoningParserName, ToolParserName
+
+# Where a vocabulary sets no bound, a text may be so long: room for one of a few long words, or of much white space.
+DEFAULT_CHARS_PER_TOKEN = 32
+DEFAULT_MIN_CHARS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLength:
+    """A prompt that fits is never refused where the vocabulary says how much text a token can hold. Elsewhere, and
+    where the prompt is to be truncated and so may be of any length, `max_chars` is the bound.
+
+    max_model_len:   in tokens
+    chars_per_token: the most characters of a text that end up in one token; None where nothing bounds them
+    """
+
+    model_name: str
+    max_model_len: int
+    max_chars: int
+    chars_per_token: int | None
+
+    @classmethod
+    def of(
+        cls, model_name: str, *, max_model_len: int, chars_per_token: int | None, max_chars: int | None
+    ) -> PromptLength:
+        """max_chars: None is 32 characters per token of the context, and a million at least"""
+        return cls(
+            model_name=model_name,
+            max_model_len=max_model_len,
+            max_chars=max_chars or max(DEFAULT_MIN_CHARS, DEFAULT_CHARS_PER_TOKEN * max_model_len),
+            chars_per_token=chars_per_token,
+        )
+
+    def check(self, request: GenerationRequest) -> None:
+        """Raise ContextOverflow where the prompt is too long to fit, or to be cut into tokens; costs nothing."""
+        num_chars = request.num_chars
+        if request.context.takes_any_length:
+            if num_chars > self.max_chars:
+                raise self._too_long(request, num_chars, self.max_chars, "are cut into tokens to be truncated")
+            return
+        num_ids = request.prompt.num_ids
+        if num_ids > self.max_model_len:
+            raise self.overflow(request, f"has {num_ids} tokens", {"n_prompt_tokens": num_ids})
+        most = self._most_chars(num_ids)
+        if num_chars > most:
+            raise self._too_long(request, num_chars, most, f"can fit the context of {self.model_name}")
+
+    def overflow(self, request: GenerationRequest, found: str, facts: dict[str, int]) -> ContextOverflow:
+        """found: how long the prompt is, behind its number"""
+        remedy = "" if request.context.takes_any_length else ', or send "truncate_sequence": true'
+        name = request.context.prompt_name
+        context = f"{self.max_model_len} tokens for prompt and completion together"
+        return ContextOverflow.refusing(
+            name,
+            must=f"fit the context of {self.model_name}, which is {context}",
+            found=f"{name} {request.prompt_index}, which {found} and exceeds the available context size",
+            remedy=f"Shorten it{remedy}.",
+            facts={**facts, "n_ctx": self.max_model_len},
+        )
+
+    def _most_chars(self, num_ids: int) -> int:
+        """Characters of text that may fit beside so many tokens."""
+        if self.chars_per_token is None:
+            return self.max_chars
+        return (self.max_model_len - num_ids) * self.chars_per_token
+
+    def _too_long(self, request: GenerationRequest, num_chars: int, most: int, why: str) -> ContextOverflow:
+        found = f"has {num_chars} characters, of which at most {most} {why}"
+        return self.overflow(request, found, {"n_prompt_chars": num_chars, "max_prompt_chars": most})
+
 
 ToolPrompt = Literal["template", "prompt", "ignore", "refuse"]
 
@@ -150,3 +220,41 @@ class ReplicaCard:
     load: Load = field(default_factory=Load)
     usage: UsageReport = field(default_factory=UsageReport)
     news: News = field(default_factory=News)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterRecord:
+    """One adapter found on disk.
+
+    version: digest of configuration and weights; "" where they could not be read
+    weights: the file of its tensors
+    fields:  its adapter_config.json; what they mean for a model is for the engine to say
+    tensors: the shape of each tensor, by its name in the file
+    reason:  why it cannot be used; None for a usable one
+    created: Unix seconds of its weights
+    """
+
+    name: str
+    path: Path
+    version: str = ""
+    weights: Path | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    reason: str | None = None
+    created: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        return self.reason is None
+
+    def card(self) -> AdapterCard:
+        """Give what routers and clients are told of it."""
+        rank = self.fields.get("r", 0)
+        return AdapterCard(
+            name=self.name,
+            version=self.version,
+            rank=rank if type(rank) is int else 0,
+            reason=self.reason,
+            root=str(self.path),
+            created=self.created,
+        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import chain
 
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Spent
-from serve_app.core.recording import Recording
+from serve_app.core.request import Recording
 
 
 class FinishReason(StrEnum):
@@ -188,3 +190,17 @@ class Usage:
     @property
     def total_tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
+
+
+def joined(deltas: Sequence[Delta]) -> Delta:
+    """Give the one delta that says what these deltas of one sequence say, in their order."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return replace(
+        last,
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(chain.from_iterable(delta.token_ids for delta in deltas)),
+        logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
+        prompt=next((delta.prompt for delta in deltas if delta.prompt is not None), None),
+    )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Protocol
-
-from serve_app.core.prices import Prices
 
 UNATTRIBUTED = "unattributed"
 """The key id and status of what replicas spent for a tenant and no row explains."""
@@ -136,3 +137,121 @@ class Ledger(Protocol):
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         """What was used, in the order of what is asked for by."""
         ...
+
+
+NANO_PER_TOKEN = 1000
+"""A price of 1 per million tokens is so many billionths per token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """Per million tokens, in the one currency of the configuration. cached: None is the price of other prompt tokens"""
+
+    prompt: float = 0.0
+    cached: float | None = None
+    completion: float = 0.0
+
+    def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """In billionths. The prompt's tokens are with those of them that were cached."""
+        if self is FREE:
+            return 0
+        cached = self.prompt if self.cached is None else self.cached
+        return (
+            (prompt_tokens - cached_tokens) * round(self.prompt * NANO_PER_TOKEN)
+            + cached_tokens * round(cached * NANO_PER_TOKEN)
+            + completion_tokens * round(self.completion * NANO_PER_TOKEN)
+        )
+
+
+FREE = Price()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """by_model: of `base:adapter`, of `base` for every adapter on it that has none of its own, or of `*`"""
+
+    by_model: Mapping[str, Price] = field(default_factory=lambda: MappingProxyType({}))
+
+    def of(self, base: str, adapter: str | None = None) -> Price:
+        if adapter is not None and f"{base}:{adapter}" in self.by_model:
+            return self.by_model[f"{base}:{adapter}"]
+        return self.by_model.get(base) or self.by_model.get("*", FREE)
+
+
+REST = "*"
+"""Stands for all flows beyond those that are told by name; no flow is called so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowUsage:
+    """Of one flow, since the replica began. Everything but the name adds up.
+
+    engine_ns:     of steps, each divided by the rows that were computed in it
+    num_rows:      tokens that went through the model: of prompts, generated ones, guesses; again after a preemption
+    num_cached:    tokens of prompts that were found computed
+    num_generated: tokens that its clients were told, shown or not
+    num_swaps:     adapters that were brought for it
+    service:       what it was charged: weighted tokens and swaps, not divided by its weight
+    """
+
+    flow: str
+    engine_ns: int = 0
+    num_rows: int = 0
+    num_cached: int = 0
+    num_generated: int = 0
+    num_swaps: int = 0
+    service: float = 0.0
+
+    def plus(self, other: FlowUsage) -> FlowUsage:
+        """Both together, under the name of this one."""
+        return replace(
+            self,
+            engine_ns=self.engine_ns + other.engine_ns,
+            num_rows=self.num_rows + other.num_rows,
+            num_cached=self.num_cached + other.num_cached,
+            num_generated=self.num_generated + other.num_generated,
+            num_swaps=self.num_swaps + other.num_swaps,
+            service=self.service + other.service,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageReport:
+    """Of one replica: `elapsed_ns` is `idle_ns` and the time of all flows, to the nanosecond.
+
+    elapsed_ns: from the engine's beginning to the end of its last step
+    idle_ns:    of that, when nothing was computed, or nothing came of it
+    gap:        between the highest and the lowest virtual counter of those flows that wait; 0 where fewer than two do
+    """
+
+    elapsed_ns: int = 0
+    idle_ns: int = 0
+    flows: tuple[FlowUsage, ...] = ()
+    gap: float = 0.0
+
+    def bounded(self, most: int) -> UsageReport:
+        """The same with no more than `most` flows by name, the first ones, and all others as one."""
+        if len(self.flows) <= most:
+            return self
+        named = {usage.flow: usage for usage in self.flows[:most] if usage.flow != REST}
+        rest = FlowUsage(flow=REST)
+        for usage in self.flows:
+            if usage.flow not in named:
+                rest = rest.plus(usage)
+        return replace(self, flows=(*named.values(), rest))
+
+
+def as_csv(columns: Iterable[str], report: Iterable[Mapping[str, object]]) -> str:
+    """With a line of names (RFC 4180), also where nothing follows. What a spreadsheet would take for a formula is text.
+
+    columns: those of every line of the report
+    """
+    written = io.StringIO()
+    writer = csv.DictWriter(written, list(columns))
+    writer.writeheader()
+    writer.writerows({name: _harmless(value) for name, value in each.items()} for each in report)
+    return written.getvalue()
+
+
+def _harmless(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

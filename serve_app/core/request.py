@@ -2,18 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Literal
 
-from serve_app.core.constraint import Constraint
-from serve_app.core.context import ContextParams
-from serve_app.core.conversation import Conversation
-from serve_app.core.images import Image
-from serve_app.core.infill import Infill
 from serve_app.core.names import ModelRef
-from serve_app.core.recording import RecordParams
+from serve_app.core.prompt import Conversation, Infill, Prompt
 from serve_app.core.shares import Share
+
+Pooling = Literal["mean", "last", "first", "max", "mean_sqrt", "weighted_mean"]
+"""Which vector is made of a prompt's hidden states: their mean; one of them; of each number the highest; their sum
+divided by the root of how many they are; their mean, weighted by their places."""
+HiddenStates = Literal["drawn", "all"] | Pooling
+"""Of the positions that are computed, which is all but the last generated token: the last one; those that a token was
+drawn from, or the prompt's last where none was; all of them; one vector of the prompt's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingForm:
+    """How a model embeds a text, which is closed with the tokens that its tokenizer puts behind a text.
+
+    normalizes:  the vector is divided by its length
+    max_tokens:  of an input; None is as many as the context has
+    lowers_case: of an input's letters
+    reason:      why there are none; None where there are
+    """
+
+    pooling: Pooling = "mean"
+    normalizes: bool = True
+    max_tokens: int | None = None
+    lowers_case: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordParams:
+    """What is wanted of each completion of a request, with its end.
+
+    hidden_states: of which positions; None is of none
+    echoed:        where all are wanted, so many last tokens of the prompt; 0 is the whole prompt
+    experts:       the experts that every position was sent to, at every layer
+    name:          of the parameter that asked for it, as the client knows it, for refusals
+    dimensions:    the one vector that is wanted is cut to so many numbers; None leaves it whole
+    embedding:     the prompt is an input that is embedded so; None is a prompt like any other
+    """
+
+    hidden_states: HiddenStates | None = None
+    echoed: int = 0
+    experts: bool = False
+    name: str = ""
+    dimensions: int | None = None
+    embedding: EmbeddingForm | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What was wanted, of one sequence; little-endian and in C order.
+
+    hidden_states: float32 [states, hidden], what the last layer and its norm gave; b"" where it was not asked for
+    num_states:    how many of them
+    experts:       int32 [positions, layers, experts per token], in the order in which they were chosen; -1 all along a
+                   layer without experts; b"" where it was not asked for, or the model has none
+    experts_shape: these three
+    """
+
+    hidden_states: bytes = b""
+    num_states: int = 0
+    experts: bytes = b""
+    experts_shape: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.hidden_states) + len(self.experts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParams:
+    """What is done where prompt and completion do not fit the model's context.
+
+    truncates_prompt:     a prompt that leaves no room loses its beginning, to half of the context at most where the
+                          completion has no limit or may be shortened; otherwise it is refused
+    max_prompt_tokens:    of any prompt so many tokens are kept; None is all, 0 what the completion leaves of it
+    keeps_beginning:      those are its first ones, not its last
+    shortens_completion:  fewer tokens are generated; otherwise the request is refused
+    prompt_name, max_tokens_name: what the client called its prompt and its limit, for refusals
+    """
+
+    truncates_prompt: bool = False
+    max_prompt_tokens: int | None = None
+    keeps_beginning: bool = False
+    shortens_completion: bool = True
+    prompt_name: str = "prompt"
+    max_tokens_name: str = "max_tokens"
+
+    @property
+    def takes_any_length(self) -> bool:
+        """Whether a prompt of any length may come to fit."""
+        return self.truncates_prompt or self.max_prompt_tokens is not None
+
+    def num_wanted(self, num_tokens: int, *, max_tokens: int | None, max_model_len: int) -> int:
+        """How many of a prompt's tokens are wanted, whether all fit or not."""
+        most = self.max_prompt_tokens
+        if most is None:
+            return num_tokens
+        if most:
+            return min(num_tokens, most)
+        if max_tokens is not None:
+            return min(num_tokens, max(1, max_model_len - max_tokens))
+        return num_tokens if num_tokens < max_model_len else max(1, max_model_len // 2)
+
+    def num_kept(self, num_tokens: int, *, max_tokens: int | None, max_model_len: int) -> int:
+        """How many of a prompt's tokens stay: all, unless it leaves no room and may be cut.
+
+        The last `context - max_tokens` tokens stay. Where the completion has no limit, or may be shortened, at least
+        half of the context stays the prompt's; otherwise at least one token.
+        """
+        if not self.truncates_prompt or not leaves_no_room(num_tokens, max_tokens, max_model_len=max_model_len):
+            return num_tokens
+        least = max_model_len // 2 if self.shortens_completion or max_tokens is None else 0
+        room = 0 if max_tokens is None else max_model_len - max_tokens
+        return min(num_tokens, max(1, least, room))
+
+
+def leaves_no_room(num_tokens: int, max_tokens: int | None, *, max_model_len: int) -> bool:
+    """Whether a prompt of so many tokens leaves none for what is to be generated."""
+    room = max_model_len - num_tokens
+    return room < 0 or (room == 0 and max_tokens != 0)
+
+
+ConstraintKind = Literal[
+    "json_schema", "compact_json", "regex", "choice", "gbnf", "lark", "llguidance", "structural_tag", "tools"
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraint:
+    """One language that the text is to be of; nothing of it was checked but its form.
+
+    kind:   what the source is written in; json_schema, llguidance, structural_tag and tools are JSON, compact_json is a
+            schema of JSON without white space, choice a list of texts in JSON, of which the text is one
+    source: text that the whole completion has to follow
+    name:   the parameter it came in, as the client spelled it, for refusals
+    """
+
+    kind: ConstraintKind
+    source: str
+    name: str
+
+    @property
+    def digest(self) -> bytes:
+        """The same for what means the same, whatever it was called."""
+        return sha256(f"{self.kind}\0{self.source}".encode()).digest()
+
 
 SamplerName = Literal[
     "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
@@ -170,65 +310,6 @@ class LogprobParams:
         """Likeliest tokens that are looked for at a position of the prompt."""
         echoed = self.top or 0 if self.prompt else 0
         return max(echoed, self.whole_prompt or 0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """Text, token ids and images in their order. A leading text part gets the tokenizer's BOS, later ones do not.
-
-    Images and the texts beside them are one text, in which what the model wants for an image stands in its place.
-
-    adds_special: False: nor does the leading one
-    foreign:      of a prompt of one text, markers of images included: where in it no special token may reach, see
-                  `Rendering`
-    """
-
-    parts: tuple[str | tuple[int, ...] | Image, ...]
-    adds_special: bool = True
-    foreign: tuple[int, ...] = ()
-
-    @property
-    def text(self) -> str | None:
-        """The prompt as text where it is nothing but text, else None."""
-        if len(self.parts) == 1 and isinstance(self.parts[0], str):
-            return self.parts[0]
-        return None
-
-    @property
-    def num_chars(self) -> int:
-        """Characters of its texts together."""
-        return sum(len(part) for part in self.parts if isinstance(part, str))
-
-    @property
-    def num_ids(self) -> int:
-        """Token ids that it gives itself."""
-        return sum(len(part) for part in self.parts if isinstance(part, tuple))
-
-    @property
-    def images(self) -> tuple[Image, ...]:
-        return tuple(part for part in self.parts if isinstance(part, Image))
-
-    def count(self, marker: str) -> int:
-        """How often a marker of images stands in its texts."""
-        return sum(part.count(marker) for part in self.parts if isinstance(part, str))
-
-    def with_images(self, images: Sequence[Image], marker: str) -> Prompt:
-        """The same with the images in the places of their markers, of which there are as many."""
-        assert self.count(marker) == len(images), "as many images as markers"
-        waiting = iter(images)
-        parts: list[str | tuple[int, ...] | Image] = []
-        for part in self.parts:
-            first, *rest = part.split(marker) if isinstance(part, str) else (part,)
-            parts.append(first)
-            for text in rest:
-                parts += [replace(next(waiting), marker=marker), text]
-        return Prompt(parts=tuple(part for part in parts if part != ""))
-
-    @property
-    def written(self) -> str:
-        """Its texts with a marker for each image, as they were sent; nothing of token ids."""
-        texts = (part.marker if isinstance(part, Image) else part for part in self.parts)
-        return "".join(text for text in texts if isinstance(text, str))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

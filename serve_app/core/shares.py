@@ -26,7 +26,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept(Generic[Key]):
+class CacheEntry(Generic[Key]):
     """One entry of what is kept for later for many flows.
 
     flow:   that it was made for first, whoever else finds it
@@ -40,7 +40,7 @@ class Kept(Generic[Key]):
     may_go: bool = True
 
 
-def first_to_go(entries: Iterable[Kept[Key]]) -> Key | None:
+def next_to_evict(entries: Iterable[CacheEntry[Key]]) -> Key | None:
     """Of the flow that holds most, so that nobody drives out what is others', the entry that may go and was used
     longest ago; None where none of its may.
 

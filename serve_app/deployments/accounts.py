@@ -12,22 +12,18 @@ from contextvars import Context
 from pathlib import Path
 
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Limits
+from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Lease, Limits, Statement
 from serve_app.deployments.logs import log_as_configured
-from serve_app.router.claims import Attempts, Claim, Claimed, Claims
-from serve_app.router.replays import Message
-from serve_app.tenants.directory import Directory
+from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
+from serve_app.tenants.admin_service import Office
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
+from serve_app.tenants.keys import VARIABLE, Directory
+from serve_app.tenants.leased_limits import NEVER_TOLD
+from serve_app.tenants.ledger import prune
 from serve_app.tenants.lending import Lending, Period
-from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.pepper import VARIABLE
 from serve_app.tenants.records import Author
-from serve_app.tenants.retention import prune
-from serve_app.tenants.wallet import NEVER_TOLD
 
 logger = logging.getLogger(__name__)
 

@@ -4,17 +4,15 @@ Without `from __future__ import annotations`: Serve reads the annotation of `arg
 dict to a builder whose annotation is a string.
 """
 
-import os
 from functools import partial
 
 from ray import serve
-from ray.serve.config import BackpressureConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRouterConfig
 
 from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.arguments import ModelArgs, RouterArgs
-from serve_app.deployments.front import Front
 from serve_app.deployments.loading import load_service
-from serve_app.deployments.model import Model
+from serve_app.deployments.model import Front, Model
 from serve_app.deployments.router import RouterReplica
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 
@@ -30,6 +28,9 @@ PATIENT = RequestRouterConfig(initial_backoff_s=0.005, backoff_multiplier=1, max
 # To the accounts at once: with Serve's default of five, slow writes of the ledger would keep leases and claims waiting.
 MAX_CALLS = 1024
 
+NO_REPLICA = AutoscalingConfig(min_replicas=0, initial_replicas=0, max_replicas=1)
+"""Serve starts a replica of such a deployment with its first request, and the Front gets none."""
+
 
 def model(args: ModelArgs) -> serve.Application:
     """One base model with its adapters. Placement and limits belong in the cluster file."""
@@ -38,9 +39,7 @@ def model(args: ModelArgs) -> serve.Application:
         Model, name=MODEL_DEPLOYMENT, request_router_config=pinned, ray_actor_options=_devices(args)
     )
     application = deployment.bind(partial(load_service, args))
-    if not _is_behind_haproxy():
-        return application
-    return serve.deployment(Front, ray_actor_options={"num_cpus": 0}).bind(application)
+    return serve.deployment(Front, ray_actor_options={"num_cpus": 0}, autoscaling_config=NO_REPLICA).bind(application)
 
 
 def router(args: RouterArgs) -> serve.Application:
@@ -62,7 +61,3 @@ def router(args: RouterArgs) -> serve.Application:
 def _devices(args: ModelArgs) -> dict[str, int]:
     """One replica owns the GPUs of all of its shards, and starts these as processes of its own on its node."""
     return {"num_gpus": args.tensor_parallel} if args.device == "cuda" and args.tensor_parallel > 1 else {}
-
-
-def _is_behind_haproxy() -> bool:
-    return os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") == "1"

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
-from serve_app.core.prices import Price, Prices
-from serve_app.core.recording import Pooling
+from serve_app.api.dialects import DIALECTS, UNION
+from serve_app.core.ledger import Price, Prices
+from serve_app.core.request import Pooling
 from serve_app.core.tools import ReasoningParserName, ToolParserName
-from serve_app.observe.settings import TraceSettings
-from serve_app.tenants.pepper import DEFAULT_PEPPER
+from serve_app.observe.switch import TraceSettings
+from serve_app.tenants.keys import DEFAULT_PEPPER
 
 
 def known_dialect(name: str) -> str:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-from dataclasses import fields
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from serve_app.catalog.adapters import read_records
-from serve_app.catalog.chat_template import chat_templates_of
-from serve_app.catalog.embedding import read_embedding_form
-from serve_app.catalog.generation_config import DefaultSampling, read_default_sampling
+from serve_app.catalog.defaults import DefaultSampling, chat_templates_of, read_default_sampling, read_embedding_form
 from serve_app.catalog.models import locate_model, read_model_folder
-from serve_app.core.cards import ToolPrompt
-from serve_app.core.recording import EmbeddingForm
+from serve_app.core.cards import AdapterRecord, ToolPrompt
+from serve_app.core.request import EmbeddingForm
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.logs import log_as_configured
 
 if TYPE_CHECKING:
     from serve_app.engine.config import EngineConfig
     from serve_app.replica.service import ModelService
-
+    from serve_app.replica.tokenizer_lanes import TokenizerLanes
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +46,6 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     """
     for name, value in (ENVIRONMENT | (AWAKE if (os.cpu_count() or 1) <= MOST_CPUS else {})).items():
         os.environ.setdefault(name, value)
-    from serve_app.replica.service import ModelService  # imported here, so that a router needs no torch
-
     log_as_configured()
     folder = read_model_folder(locate_model(args.path))
     templates = chat_templates_of(folder.path, args.chat_template)
@@ -53,7 +53,7 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     for sentence in default_sampling.unheard:
         logger.warning("%s: %s", args.name, sentence)
     adapters = read_records(Path(args.adapters)) if args.adapters is not None else ()
-    return ModelService.load(
+    return load_replica(
         engine_config(args, folder.path),
         adapters,
         replica_id=replica_id,
@@ -68,6 +68,36 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
         reasoning_parser=args.reasoning_parser,
         embedding=embedding_form_of(args, folder.path),
     )
+
+
+def load_replica(
+    config: EngineConfig,
+    adapters: Sequence[AdapterRecord] = (),
+    *,
+    replica_id: str,
+    root: str | None = None,
+    embedding: EmbeddingForm | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    lanes: TokenizerLanes | None = None,
+    **told: Any,
+) -> ModelService:
+    """Load a model into our engine, and put a replica's service before it; blocks. Call `start` on its event loop.
+
+    adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
+    root:     what clients are told of where the weights came from; None is the folder
+    embedding: how it embeds texts, for its card
+    told:     further members of the card; `tool_prompt` counts where the template shows no tools
+
+    Raises ModelNotSupported.
+    """
+    from serve_app.engine.driver import ReplicaEngine  # imported here, so that a router needs no torch
+    from serve_app.replica.service import ModelService
+
+    engine, tokenizer = ReplicaEngine.load_model(config, adapters)
+    records = replace(engine.card.records, embedding=embedding)
+    members = {"root": root or config.path, "records": records, "tool_prompt": "prompt", **told}
+    card = replace(engine.card, **members)
+    return ModelService(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
 
 def default_sampling_of(args: ModelArgs, folder: Path) -> DefaultSampling:
@@ -96,3 +126,27 @@ def engine_config(args: ModelArgs, folder: Path) -> EngineConfig:
 
     settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
     return EngineConfig(**settings | {"path": str(folder)})
+
+
+def exempt_what_is_loaded() -> None:
+    """Never again look whether what exists now has become unreachable; for a process that keeps it until its end.
+
+    Libraries, model and tokenizer are some 400 000 objects. To look through them takes a third of a second, in which no
+    thread runs, and is done again whenever a quarter as many new objects have become old.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@contextmanager
+def resting() -> Iterator[None]:
+    """Within it nothing is looked through, in any thread: for loading, which makes much and drops little in circles.
+
+    Libraries, model and tokenizer are looked through a dozen times while they grow, a tenth of the time that importing
+    them takes.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

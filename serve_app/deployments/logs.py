@@ -9,8 +9,7 @@ import sys
 from contextlib import suppress
 from logging.handlers import MemoryHandler
 
-from serve_app.observe.guard import GuardedFormatter
-from serve_app.observe.lines import Lines
+from serve_app.observe.lines import GuardedFormatter, Lines
 
 ACCESS_LOGGER = "serve_app.http.completions"
 SERVES_LOGGER = "ray.serve"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from contextlib import suppress
 from contextvars import Context
@@ -13,30 +14,31 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
-from serve_app.deployments.accounts_link import AccountsLink
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
 from serve_app.deployments.serve_cluster import ServeCluster, http_host
+from serve_app.deployments.transport import calls_of
 from serve_app.http.app import build_app
-from serve_app.http.enclosed import TakesBodies
 from serve_app.http.guard import Door, door_without_keys
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import HttpSettings
-from serve_app.http.shortcut_start import TakesShortcuts
 from serve_app.observe.switch import Switch
+from serve_app.router.accounting import Books
+from serve_app.router.accounts import AccountsClient
 from serve_app.router.admission import Admission, AdmissionSettings
-from serve_app.router.books import Books
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays, ReplaySettings
+from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays, ReplaySettings
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
-from serve_app.router.scribe import Scribe
 
+GC_THRESHOLD = (50_000, 20, 50)
+"""For a crowd's open requests: Python's own threshold has the router look through all of them for seconds on end."""
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 
 
@@ -60,6 +62,7 @@ class RouterReplica:
 
     async def __init__(self, accounts: DeploymentHandle[Any] | None = None) -> None:  # type: ignore[misc]  # Serve awaits
         log_as_configured()
+        gc.set_threshold(*GC_THRESHOLD)
         defaults = RouterSettings()
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
@@ -71,12 +74,11 @@ class RouterReplica:
         self._accounts = None
         if accounts is not None:
             kept, on_look = self._replays.kept, self._admission.end_keys
-            self._accounts = AccountsLink(accounts, router_id, grace_s=grace_s, kept=kept, on_look=on_look)
+            self._accounts = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
-        self._shortcuts = TakesShortcuts(TakesBodies(self._hot_app), on_taken=self._metrics.note_shortcut)
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
@@ -88,7 +90,7 @@ class RouterReplica:
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._shortcuts
+        return self._hot_app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over new settings; requests that run keep theirs."""
@@ -136,9 +138,8 @@ class RouterReplica:
             if self._books is not None:
                 with suppress(Unavailable):  # then it is unattributed
                     await self._books.scribe.flush()
-            self._shortcuts.close()
 
-    def _books_with(self, accounts: AccountsLink, router_id: str) -> Books:
+    def _books_with(self, accounts: AccountsClient, router_id: str) -> Books:
         return Books(Quotas(router_id, accounts), Scribe(accounts, self._fleet.counts), accounts)
 
     def _stop(self) -> None:
@@ -178,7 +179,7 @@ class RouterReplica:
         )
 
 
-def door_for(settings: RouterSettings, link: AccountsLink | None, host: str | None) -> Door:
+def door_for(settings: RouterSettings, link: AccountsClient | None, host: str | None) -> Door:
     """Return who is let in. Raises ValueError where keys are asked for and nobody knows any; Serve then keeps what was
     before. Where no keys are asked for, only this machine may come: whoever started Serve may have checked nothing.
 

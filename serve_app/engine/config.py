@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from serve_app.engine.scheduler.turns import Rules
+from serve_app.engine.scheduler.policy import Rules
 
 SPARE_PART = 4
 """One spare place for so many."""

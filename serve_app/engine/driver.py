@@ -7,20 +7,35 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
+from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, Self
 
-from serve_app.core.concern import about
+import torch
+
+from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
-from serve_app.core.niceness import give_way
-from serve_app.core.rate_limited_log import Seldom
-from serve_app.engine.decoder.allocator import Leftovers
-from serve_app.engine.output.gathering import SILENCE_S, Period
-from serve_app.engine.scheduler.open_sequences import OpenSequences, requests_of
+from serve_app.core.ledger import News, UsageReport
+from serve_app.core.log_context import about
+from serve_app.core.machine import Throttle, give_way
+from serve_app.core.names import MAX_MIXED_ADAPTERS
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.allocator import Leftovers, give_back_freed_memory, settle_memory
+from serve_app.engine.decoder.loading import load_with_tokenizer
+from serve_app.engine.decoder.openmp import Wakefulness, compute_alone
+from serve_app.engine.decoder.record_bounds import RecordBounds, record_card
+from serve_app.engine.engine import Engine
+from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.output.output import SILENCE_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.vision.encoder import image_card, make_looking
+from serve_app.engine.vision.images import illustrate
+from serve_app.replica.engine import Deliver, PreparedRequest
+from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +44,6 @@ MAX_FAILURES_IN_A_ROW = 20
 MAX_BACKOFF_S = 0.05
 STALLED_S = 0.05
 """How long an engine that waits for something may sleep until it looks again, unless it is nudged."""
-
-Deliver = Callable[[list[Delta], Load], None]
 
 
 class Steps(Protocol):
@@ -94,7 +107,7 @@ class Driver:
         self._niceness = niceness
         self._clock = clock
         self._leftovers = Leftovers(clock)
-        self._checks = Seldom(clock)
+        self._checks = Throttle(clock)
         self._silence = Period(clock, SILENCE_S)
         self._inbox: deque[_Command] = deque()
         self._open = OpenSequences()
@@ -226,10 +239,10 @@ class Driver:
 
     def _check_books(self) -> None:
         """Where there is nothing left to compute, see that nothing was left behind, among all blocks there are."""
-        if self._engine.has_work or self._inbox or not self._checks.is_time:
+        if self._engine.has_work or self._inbox or not self._checks.is_due:
             return
         try:
-            with self._checks.doing():
+            with self._checks.spending():
                 self._engine.check_integrity()
         except Exception:
             self._note_failure("the engine's books do not balance", self._open.request_ids)
@@ -302,3 +315,213 @@ class Driver:
                 self._wake.wait_for(lambda: self._inbox or self._is_closing, timeout=STALLED_S)
             self._wake.wait_for(lambda: self._has_work() or self._is_closing)
             return not self._is_closing
+
+
+class OpenSequences:
+    """The samples of each request that are still owed an ending, and which requests are paused.
+
+    What a client knows a request by is kept until its ending was told.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._ended: list[str] = []
+        self._samples: dict[str, set[int]] = {}
+        self._paused: set[str] = set()
+
+    @property
+    def has_active(self) -> bool:
+        """Whether any is neither ended nor paused."""
+        return len(self._samples) > len(self._paused)
+
+    @property
+    def has_paused(self) -> bool:
+        return bool(self._paused)
+
+    @property
+    def request_ids(self) -> frozenset[str]:
+        return frozenset(self._samples)
+
+    @property
+    def active_request_ids(self) -> frozenset[str]:
+        return frozenset(self._samples.keys() - self._paused)
+
+    def begin(self, request_id: str, num_samples: int, *, client_request_id: str = "") -> None:
+        self._names[request_id] = client_request_id
+        self._samples[request_id] = set(range(num_samples))
+
+    def names_of(self, request_ids: AbstractSet[str]) -> list[str]:
+        """What clients know these requests by, the oldest first; of those whose ending was told nothing is known."""
+        return [name for request_id, name in self._names.items() if request_id in request_ids]
+
+    def note_told(self) -> None:
+        """Every ending until now has reached whoever waits for it."""
+        for request_id in self._ended:
+            self._names.pop(request_id, None)
+        self._ended.clear()
+
+    def take(self, deltas: Iterable[Delta]) -> list[Delta]:
+        """Give those of these deltas that belong to open sequences, and note the endings among them."""
+        taken = []
+        for delta in deltas:
+            samples = self._samples.get(delta.request_id, set())
+            if delta.sample not in samples:
+                continue  # it was told another ending already
+            taken.append(delta)
+            if delta.finish is not None or delta.error is not None:
+                samples.remove(delta.sample)
+                if not samples:
+                    self.end((delta.request_id,))
+        return taken
+
+    def end(self, request_ids: Iterable[str]) -> None:
+        """Forget requests whose end nobody waits for."""
+        for request_id in request_ids:
+            self._ended.append(request_id)
+            self._samples.pop(request_id, None)
+            self._paused.discard(request_id)
+
+    def pause(self, request_ids: AbstractSet[str]) -> None:
+        self._paused |= request_ids & self._samples.keys()
+
+    def resume(self, request_ids: AbstractSet[str]) -> None:
+        self._paused -= request_ids
+
+    def lose(self, request_ids: Iterable[str], error: EngineFailed) -> list[Delta]:
+        """End all that is open of these requests with an error each."""
+        lost = [
+            Delta(request_id=request_id, sample=sample, error=error)
+            for request_id in sorted(request_ids)
+            for sample in sorted(self._samples.get(request_id, ()))
+        ]
+        self.end({delta.request_id for delta in lost})
+        return lost
+
+
+def requests_of(deltas: Iterable[Delta]) -> frozenset[str]:
+    """Whose results these are."""
+    return frozenset(delta.request_id for delta in deltas)
+
+
+class ReplicaEngine:
+    """Our engine as a replica sees it; implements `replica.engine.Engine`.
+
+    core: belongs to the driver's thread once started; any thread may read its load and its counters
+    """
+
+    def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
+        config, model = core.config, core.model
+        self.core, self.config = core, config
+        self.images = make_looking(model, config)
+        self.card = ModelCard(
+            name=config.name,
+            root=config.path,
+            created=0,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            adapters=adapters,
+            max_num_sequences=config.max_num_sequences,
+            max_waiting=config.max_waiting,
+            kv_cache_bytes=model.kv_cache_bytes * config.tensor_parallel,
+            records=record_card(config, model.module),
+            images=image_card(model),
+            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+        )
+        self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
+        self._started: Driver | None = None
+        self._wakefulness = Wakefulness()
+
+    @classmethod
+    def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
+        """Load a model and its adapters; blocks.
+
+        adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
+        Raises ModelNotSupported.
+        """
+        settle_memory()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        model, tokenizer = load_with_tokenizer(config)
+        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.eyes is not None)
+        loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
+        return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.core.model.eos_token_ids
+
+    @property
+    def load(self) -> Load:
+        return self.core.load if self._started is None else self._started.load
+
+    @property
+    def usage(self) -> UsageReport:
+        return self.core.usage
+
+    def news(self, since: int) -> News:
+        return self.core.news(since)
+
+    def start(self, deliver: Deliver) -> None:
+        self._started = Driver(self.core, deliver, niceness=self.core.niceness)
+        self.core.on_staged = self._started.nudge
+        if self.core.model.device.type == "cpu":
+            self._wakefulness.start(torch.get_num_threads())
+
+    def warm(self) -> None:
+        self.core.model.narrowing.start()
+
+    def give_back_memory(self) -> None:
+        give_back_freed_memory()
+
+    def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
+        request, token_ids = prepared.request, prepared.token_ids
+        records = self._record_bounds.records(request, len(token_ids), max_tokens=prepared.max_tokens)
+        eyes = self.core.model.eyes
+        illustration = None
+        if prepared.images and eyes is not None:
+            illustration = illustrate(token_ids, prepared.images, token_id=eyes.token_id)
+        return [
+            Sequence(
+                request,
+                token_ids,
+                sample=sample,
+                max_tokens=prepared.max_tokens,
+                num_dropped_tokens=prepared.num_dropped_tokens,
+                shown_prompt=prepared.shown_prompt,
+                detokenizer=detokenizer,
+                matcher=prepared.matchers[sample] if prepared.matchers else None,
+                illustration=illustration,
+                record=records[sample],
+                prediction=prepared.prediction,
+            )
+            for sample, detokenizer in enumerate(prepared.detokenizers)
+        ]
+
+    def submit(self, requests: Items[Items[Sequence]]) -> None:
+        self._driver.submit(requests)
+
+    def abort(self, request_ids: frozenset[str]) -> None:
+        self._driver.abort(request_ids)
+
+    def pause(self, request_ids: frozenset[str]) -> None:
+        self._driver.pause(request_ids)
+
+    def resume(self, request_ids: frozenset[str]) -> None:
+        self._driver.resume(request_ids)
+
+    def check(self) -> None:
+        self._driver.check()
+
+    def check_engine(self) -> None:
+        self._driver.check_engine()
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()
+            self.core.close()
+        self._wakefulness.close()
+
+    @property
+    def _driver(self) -> Driver:
+        assert self._started is not None, "start() was not called"
+        return self._started

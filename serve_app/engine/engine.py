@@ -7,14 +7,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
 
-from serve_app.core.concern import about
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
-from serve_app.core.flow_usage import UsageReport
-from serve_app.core.ledger import News
+from serve_app.core.ledger import News, UsageReport
+from serve_app.core.log_context import about
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.async_steps import AsyncSteps
 from serve_app.engine.decoder.crossing import landing_on
-from serve_app.engine.decoder.flights import Flights
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.recorder import Recorder
 from serve_app.engine.decoder.runner import Runner, record_on_gpus
@@ -24,19 +23,14 @@ from serve_app.engine.lora.slots import Slots
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.accounts import Accounts
-from serve_app.engine.scheduler.batch import Batch
-from serve_app.engine.scheduler.charging import charge, with_times
-from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.accounting import Accounts, attribute, note_given_up, note_tokens, with_times
+from serve_app.engine.scheduler.fair_shares import FairShares
 from serve_app.engine.scheduler.pace import Pace, work_clock
-from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.scheduler import Scheduler
-from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.scheduler.siblings import start_siblings
-from serve_app.engine.scheduler.spending import note_given_up, note_tokens
+from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
-from serve_app.engine.tensor_parallel.making import make_bank
+from serve_app.engine.tensor_parallel.adapters import make_bank
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -78,11 +72,11 @@ class Engine:
         )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._accounts = Accounts()
-        self._counters = Counters(config.fairness, self._accounts)
+        self._policy = FairShares(config.fairness)
         self._scheduler = Scheduler(
-            self._store, self._slots, WaitingQueue(self._counters), max_batch_tokens=config.max_batch_tokens,
+            self._store, self._slots, policy=self._policy, accounts=self._accounts, speculator=self.speculator,
+            pace=Pace(config.max_step_stretch, config.min_prompt_tokens), max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
-            pace=Pace(config.max_step_stretch, config.min_prompt_tokens), speculator=self.speculator,
             max_bypass_s=config.max_bypass_s, uses_prefixes=config.prefix_cache,
         )  # fmt: skip
         self._runner = runner(model, self._store.storage, self._bank)
@@ -91,7 +85,7 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         sampler = Sampler(model.eos_token_ids, land=landing_on(model.device))
         self._verifier = Verifier(self._masks, sampler, self._output)
-        self._flights = Flights(
+        self._steps = AsyncSteps(
             self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
             runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.crew is None,
         )  # fmt: skip
@@ -107,7 +101,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._unsampled) or self._flights.is_ahead
+        return self._scheduler.has_work or bool(self._unsampled) or self._steps.is_ahead
 
     @property
     def load(self) -> Load:
@@ -131,7 +125,7 @@ class Engine:
     @property
     def usage(self) -> UsageReport:
         """What was computed for each flow, and where the time went; may be read by any thread."""
-        return self._accounts.report(gap=self._counters.gap)
+        return self._accounts.report(gap=self._policy.gap)
 
     def news(self, since: int) -> News:
         """What was spent since a listener heard the last news; may be asked by any thread."""
@@ -147,13 +141,12 @@ class Engine:
         return self._scheduler.num_preemptions
 
     def add(self, sequences: Items[Sequence]) -> None:
-        """Queue the sequences of one request; the first computes the prompt, the others follow it."""
-        leader, *siblings = sequences
-        leader.siblings = siblings
-        if leader.max_tokens == 0 and not leader.scores_prompt and leader.record is None:
-            self._unsampled.append(leader)
+        """Queue the sequences of one request; the first computes the prompt, the others are its forks."""
+        first, *first.forks = sequences
+        if first.max_tokens == 0 and not first.scores_prompt and first.record is None:
+            self._unsampled.append(first)
         else:
-            self._scheduler.waiting.push(leader)
+            self._scheduler.waiting.push(first)
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End all sequences of these requests and free what they hold; those unknown are left alone."""
@@ -190,7 +183,7 @@ class Engine:
             running = self._scheduler.running
             extra = about(sequence.request.client_request_id for sequence in running)
             logger.exception("a step of %d running sequences failed", len(running), extra=extra)
-            self._flights.forget()
+            self._steps.discard()
             deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
         return deltas
 
@@ -202,7 +195,7 @@ class Engine:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
         note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
         note_given_up(self._scheduler.clear(), self._accounts)
-        self._flights.forget()
+        self._steps.discard()
         self._unsampled.clear()
 
     def check_integrity(self) -> None:
@@ -228,25 +221,26 @@ class Engine:
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
         since_ns, work_started = self._accounts.now_ns(), self._work_clock()
-        flight = self._flights.take()
-        if flight is None:
-            batch = self._scheduled(deltas)
+        step = self._steps.take_launched()
+        if step is None:
+            batch = self._schedule(deltas)
             self.is_stalled = not batch and self.has_work
             if not batch:
                 return
             work_started = self._work_clock()
-            flight = self._flights.launch(batch)
+            step = self._steps.launch(batch)
         self.num_steps += 1
-        batch, gained = self._flights.land(self._flights.follow(flight))
+        batch, gained = self._steps.collect(self._steps.overlap(step))
         deltas += gained
         try:
             deltas += self._settle(batch)
         finally:  # what was drawn was spent, whatever fails now
-            self.step_s += charge(batch, self._counters, since_ns=since_ns) / 1e9
+            self.step_s += attribute(batch, self._policy, self._accounts, since_ns=since_ns) / 1e9
         deltas[:] = with_times(deltas, batch)
-        self._note(batch, self._work_clock() - work_started)
+        self._learn(batch, self._work_clock() - work_started)
 
-    def _scheduled(self, deltas: list[Delta]) -> Batch:
+    def _schedule(self, deltas: list[Delta]) -> Batch:
+        """Plan a step; sequences whose adapter cannot be had end with an error in `deltas`."""
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
@@ -255,15 +249,15 @@ class Engine:
             deltas += self._lose([sequence], error)
         return batch
 
-    def _note(self, batch: Batch, work_s: float) -> None:
-        """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
+    def _learn(self, batch: Batch, work_s: float) -> None:
+        """Learn what steps take; from those with guesses the prompts' pace learns nothing."""
         if not batch.num_guesses:
             pace = self._scheduler.pace
             pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s, beyond=batch.beyond)
         self.speculator.note(batch, work_s)
 
     def _settle(self, batch: Batch) -> list[Delta]:
-        """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""
+        """Publish what was computed, start forks and release what has ended; return the errors of those that fail."""
         errors: list[Delta] = []
         for sequence in [span.sequence for span in batch.spans]:
             try:
@@ -276,10 +270,10 @@ class Engine:
         return errors
 
     def _settle_one(self, sequence: Sequence) -> None:
-        if sequence.is_sound and not sequence.is_prompt_published:
+        if sequence.is_sound and not sequence.place.is_prompt_published:
             self._scheduler.publish(sequence)
-        if sequence.siblings and sequence.is_prompt_computed:
-            start_siblings(sequence, self._scheduler)
+        if sequence.forks and sequence.is_prompt_computed:
+            self._scheduler.start_forks(sequence)
         if sequence.is_finished:
             self._scheduler.release(sequence)
 
@@ -288,9 +282,9 @@ class Engine:
         deltas = []
         for sequence in sequences:
             note_given_up([sequence], self._accounts)
-            for lost in (sequence, *sequence.siblings):
+            for lost in (sequence, *sequence.forks):
                 if not lost.is_finished:
                     lost.end(FinishReason.ERROR)
                     deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
-            sequence.siblings = []
+            sequence.forks = []
         return deltas

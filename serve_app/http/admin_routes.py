@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.admin import SERVICES
+from serve_app.api.error_text import shown
 from serve_app.api.json_body import read_json_object
 from serve_app.api.paths import AdminPath
-from serve_app.api.shown import shown
-from serve_app.core.csv_lines import as_csv
 from serve_app.core.errors import InvalidRequest
-from serve_app.http.bodies import body_of
+from serve_app.core.ledger import as_csv
+from serve_app.http.exchange import body_of
 from serve_app.http.guard import Administer
-from serve_app.http.parquet import CONTENT_TYPE, as_parquet
 
 MAX_DEPTH = 8
 FORMATS = ("json", "csv", "parquet")
@@ -82,3 +82,29 @@ def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, ob
             must = f"be that of the address, {shown(first[name])}"
             raise InvalidRequest.refusing(name, must=must, found=shown(second[name]))
     return {**second, **first}
+
+
+CONTENT_TYPE = "application/vnd.apache.parquet"
+
+
+def as_parquet(columns: Mapping[str, str], report: Sequence[Mapping[str, object]]) -> bytes:
+    """columns: those of every line of the report, each with its type as JSON Schema has it
+
+    Raises InvalidRequest where there is no pyarrow.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InvalidRequest.refusing(
+            "format",
+            must="be json or csv here",
+            found='"parquet"',
+            remedy="Parquet needs pyarrow: .venv/bin/pip install -c constraints.txt -e '.[parquet]'"
+            " where the router runs.",
+        ) from None
+    types = {"string": pyarrow.string(), "integer": pyarrow.int64(), "number": pyarrow.float64()}
+    schema = pyarrow.schema([(name, types[each]) for name, each in columns.items()])
+    written = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(each) for each in report], schema=schema), written)
+    return written.getvalue()

@@ -13,27 +13,24 @@ from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.admin_routes import admin_routes
 from serve_app.http.completions import Completions
-from serve_app.http.console import console_routes
 from serve_app.http.cors import cors, cors_of_tenants
-from serve_app.http.docs import docs_routes
-from serve_app.http.encodings import ContentEncodings
-from serve_app.http.exchange import ClientGone
-from serve_app.http.explaining import explain_route
-from serve_app.http.failures import FailuresAsJson
-from serve_app.http.framing import WholeForHttp10
-from serve_app.http.front import front_route
+from serve_app.http.exchange import ClientGone, raise_as_ours
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
-from serve_app.http.headers import HeaderGate
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
-from serve_app.http.model_routes import answer_nobody, model_routes
-from serve_app.http.refusals import raise_as_ours
+from serve_app.http.middleware import (
+    ContentEncodings,
+    FailuresAsJson,
+    HeaderGate,
+    TrailingSlash,
+    Upgrades,
+    WholeForHttp10,
+)
+from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
+from serve_app.http.pages import console_routes, docs_routes, front_route
 from serve_app.http.routes import route
-from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
-from serve_app.http.slashes import TrailingSlash
-from serve_app.http.slots import TellsSlots
 from serve_app.http.styles import (
     ChatStyle,
     EmbeddingStyle,
@@ -43,10 +40,8 @@ from serve_app.http.styles import (
     ResponsesStyle,
     Style,
 )
-from serve_app.http.upgrades import Upgrades
-from serve_app.router.claims import ClaimBook
+from serve_app.router.idempotency import ClaimBook, Replays
 from serve_app.router.inquiries import Inquiries
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
 
 
@@ -142,7 +137,6 @@ def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:
     """What a request passes on its way in, the outermost first."""
     return [
-        Middleware(TellsSlots, fleet=router.fleet),
         Middleware(TrailingSlash),
         Middleware(CountedRequests, metrics=metrics),
         *(cors(settings.cors_origins) if door.is_open else cors_of_tenants(settings.cors_origins, door.origins)),

@@ -5,29 +5,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.chunks import dump
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import HEADER, dialect_named
-from serve_app.api.response_headers import response_headers
-from serve_app.api.responses import ResponseHead
-from serve_app.core.errors import DeadlineExceeded, ServeError
+from serve_app.api.dialects import HEADER, Dialect, dialect_named
+from serve_app.api.error_text import shown
+from serve_app.api.responses import ResponseHead, response_headers
+from serve_app.api.sse import dump
+from serve_app.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
-from serve_app.http.bodies import check_media_type
-from serve_app.http.exchange import ClientGone, Exchange, read_body, watch
+from serve_app.http.exchange import (
+    ClientGone,
+    Exchange,
+    as_serve_error,
+    check_media_type,
+    rate_headers,
+    read_body,
+    watch,
+)
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import rate_headers
-from serve_app.http.refusals import as_serve_error
 from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
-from serve_app.http.time_limit import time_limit_of
-from serve_app.router.responding import ResponseRenderer
+from serve_app.router.chat import ResponseRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from serve_app.router.story import Story
@@ -96,6 +100,8 @@ class Completions:
             )
         except ServeError as error:
             story.error = error
+            if isinstance(error, Overloaded):
+                await self._router.admission.may_tell()
             await exchange.fail(error)
             return None
 
@@ -107,6 +113,8 @@ class Completions:
             return exchange.dialect
 
         try:
+            assert story.ticket is not None, "it was let in"
+            await story.ticket.turn()
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             request = story.request = self._router.settled(story.request)
             exchange.tell = lambda: [
@@ -115,6 +123,7 @@ class Completions:
             ]
             limit_s = time_limit_of(headers)
             opened = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
+            await opened.in_turn(story.ticket.turn())
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             self._router.check_lengths(opened)
             story.permit = await self._router.reserve(opened)
@@ -146,3 +155,20 @@ class Completions:
 def _dialect_asked(headers: Headers) -> Dialect | None:
     name = headers.get(HEADER)
     return None if name is None else dialect_named(name)
+
+
+NAME = "X-Request-Timeout"
+
+
+def time_limit_of(headers: Headers) -> float | None:
+    """Seconds; None where nothing is said. Raises InvalidRequest where that is no positive number."""
+    text = headers.get(NAME)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest.refusing(NAME, must="be a number of seconds above 0", found=shown(text))
+    return seconds

@@ -10,10 +10,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.dialects.tables import HEADER
-from serve_app.api.response_headers import IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
+from serve_app.api.dialects import HEADER
+from serve_app.api.responses import IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
+from serve_app.http.exchange import NAMES
 from serve_app.http.idempotency import REPLAYED
-from serve_app.http.rate_headers import NAMES
 
 TOLD = (HEADER, IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED, "x-request-id", "retry-after", REPLAYED)
 READABLE = (*TOLD, *(name.decode() for names in NAMES.values() for name in names))

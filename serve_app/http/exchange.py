@@ -1,29 +1,39 @@
-"""One HTTP exchange in raw ASGI: the body of the request in, one response or one stream of events out."""
+"""One exchange with a client: its body, the headers beside its answer, and errors in its dialect."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 
-from serve_app.api.chunks import dump, error_event
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.errors import error_body, error_event_body, error_status
-from serve_app.api.dialects.tables import HEADER, UNION
-from serve_app.api.shown import shown
-from serve_app.api.sse import DONE
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from serve_app.api.dialects import HEADER, UNION, Dialect, dialect_named, error_body, error_event_body, error_status
+from serve_app.api.error_text import shown
+from serve_app.api.sse import DONE, dump, error_event
 from serve_app.core.errors import (
     BodyLost,
+    EngineFailed,
     InvalidRequest,
     MethodNotAllowed,
+    NotFound,
     PayloadTooLarge,
     RequestTimeout,
     ServeError,
     Unauthenticated,
     UnsupportedMediaType,
 )
+from serve_app.core.log_context import about
+from serve_app.core.tenants import Meter
+from serve_app.router.quotas import Rates
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -175,3 +185,91 @@ async def watch(receive: Receive, exchange: Exchange) -> None:
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"The request body must be at most {max_bytes} bytes.", None, {"max_body_bytes": max_bytes})
+
+
+JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
+
+
+def check_media_type(headers: Headers) -> None:
+    """Raises UnsupportedMediaType; a missing type is taken for JSON."""
+    media_type = headers.get("content-type", "").partition(";")[0].strip()
+    if media_type and not JSON_TYPE.fullmatch(media_type):
+        raise UnsupportedMediaType.refusing("Content-Type", must="be application/json", found=shown(media_type))
+
+
+async def body_of(request: Request, *, max_bytes: int) -> bytes:
+    """Raises ServeError, and ClientGone."""
+    check_media_type(request.headers)
+    return await read_body(request.receive, content_length=request.headers.get("content-length"), max_bytes=max_bytes)
+
+
+NAMES = {
+    meter: tuple(f"x-ratelimit-{told}-{what}".encode() for told in ("limit", "remaining", "reset"))
+    for meter, what in ((Meter.REQUESTS, "requests"), (Meter.TOKENS, "tokens"))
+}
+TOLD_OF_RATES = frozenset(name for names in NAMES.values() for name in names)
+
+
+def rate_headers(rates: Rates) -> list[tuple[bytes, bytes]]:
+    """Of each limit that there is: how much it is, how much is left, and after how long all of it is there again."""
+    headers = []
+    for meter, rate in rates.items():
+        limit, remaining, reset = NAMES[meter]
+        headers += [
+            (limit, b"%d" % rate.limit),
+            (remaining, b"%d" % rate.remaining),
+            (reset, duration(rate.reset_s).encode()),
+        ]
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """As `120ms`, `1s`, `6m0s`, `1h0m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60}m{rest}s"
+
+
+logger = logging.getLogger(__name__)
+
+
+def dialect_heard(scope: Scope, default: Dialect) -> Dialect:
+    """The dialect that the request's header names; the default where there is none of that name."""
+    name = Headers(scope=scope).get(HEADER)
+    try:
+        return default if name is None else dialect_named(name)
+    except InvalidRequest:
+        return default
+
+
+def error_response(error: ServeError, dialect: Dialect) -> Response:
+    response = JSONResponse(error_body(error, dialect), error_status(error, dialect))
+    response.raw_headers.extend(headers_of(error))
+    response.headers[HEADER.lower()] = dialect.name
+    return response
+
+
+async def raise_as_ours(request: Request, error: Exception) -> NoReturn:
+    """Starlette's own refusals, which are of routes and methods. Raises ServeError."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        raise NotFound(f"There is no route {shown(path)}.") from None
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        raise MethodNotAllowed(
+            f"{path} must be called with {allowed}; found {request.method}.", None, {"allow": allowed}
+        ) from None
+    raise error
+
+
+def as_serve_error(error: Exception, request_id: str) -> ServeError:
+    """The error itself, or for one that nobody foresaw a plain failure; its details go to the log alone."""
+    if isinstance(error, ServeError):
+        return error
+    logger.error("request %s failed", request_id, exc_info=error, extra=about([request_id]))
+    return EngineFailed("The server failed to answer the request.")

@@ -12,18 +12,15 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as AsgiMessage
 
-from serve_app.api.dialects.tables import HEADER
+from serve_app.api.dialects import HEADER
 from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity
-from serve_app.http.exchange import read_body
+from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, rate_headers, read_body
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import TOLD_OF_RATES, rate_headers
-from serve_app.http.refusals import as_serve_error
 from serve_app.http.streams import in_time
-from serve_app.router.account import Rates
-from serve_app.router.claims import Claim, ClaimBook, Standing
-from serve_app.router.replays import Message, Recording, Replays, fingerprint_of
+from serve_app.router.idempotency import Claim, ClaimBook, Message, Recording, Replays, Standing, fingerprint_of
+from serve_app.router.quotas import Rates
 
 NAME = b"idempotency-key"
 REPLAYED = "idempotency-replayed"
@@ -81,12 +78,12 @@ class Idempotent:
         claim = Claim(
             tenant=identity.tenant.own, key=key, fingerprint=fingerprint, attempt=uuid4().hex, seconds=seconds
         )
-        while (recording := self._replays.find(claim.tenant, key, fingerprint)) is not None:
+        while (recording := self._replays.find(claim)) is not None:
             with contextlib.suppress(DeadlineExceeded):
                 if await self._has_left(recording, receive, send, is_first=False):
                     scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
                 return
-        recording = self._replays.begin(claim.tenant, key, fingerprint)
+        recording = self._replays.begin(claim)
         task = self._begin(self._answer(scope, body, recording, claim))
         await self._has_left(recording, receive, send, is_first=True)
         await asyncio.shield(task)  # whoever has left meanwhile: it counts as what it comes to
@@ -116,7 +113,7 @@ class Idempotent:
                 self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
             elif self._book is not None:
                 self._book.leave(claim)
-            self._replays.end(claim.tenant, claim.key, recording, is_kept=is_kept, error=failure)
+            self._replays.end(claim, is_kept=is_kept, error=failure)
 
     async def _claimed(self, claim: Claim) -> tuple[Message, ...] | None:
         """The answer of another router, once it is there; None where this one is to compute it. Raises ServeError."""

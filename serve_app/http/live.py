@@ -9,9 +9,8 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.chunks import dump
-from serve_app.api.live import Moment, Queue
-from serve_app.api.sse import event
+from serve_app.api.listings import Moment, Queue
+from serve_app.api.sse import dump, event
 from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.exchange import ClientGone, Exchange, watch

@@ -15,14 +15,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.core.delta import Load
-from serve_app.core.flow_usage import FlowUsage
+from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
 from serve_app.http.routes import path_of
-from serve_app.http.untold import told
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
-from serve_app.router.tally import Tally
+from serve_app.router.stats import Tally
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"
@@ -86,8 +85,6 @@ class Metrics:
         self._moves = self._counter(
             "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
         )
-        self._refused = self._counter("proxy_refusals", "Requests that a proxy refused by itself.")
-        self._shortcuts = self._counter("shortcuts", "Streams whose pieces went to their proxy past Serve.")
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
         self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
         self._first_s = self._histogram(
@@ -116,13 +113,6 @@ class Metrics:
             for ref, tally in served.run.tallies.items():
                 num_sequences = sum(request.n for request in served.run.requests if request.model == ref)
                 self._note_model(self._label_of(ref), tally, num_sequences)
-
-    def note_shortcut(self) -> None:
-        self._shortcuts.labels(self._router_id).inc()
-
-    def note_refusals(self, number: int) -> None:
-        """Of a proxy, before the request that is being answered."""
-        self._refused.labels(self._router_id).inc(number)
 
     def _note_model(self, model: str, tally: Tally, num_sequences: int) -> None:
         labels, usage = (self._router_id, model), tally.usage
@@ -262,7 +252,6 @@ class CountedRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        self._metrics.note_refusals(told(scope))
         status = 500
         state: dict[str, Any] = scope.setdefault("state", {})
         started_at = time.monotonic()

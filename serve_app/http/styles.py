@@ -7,25 +7,21 @@ from typing import Protocol
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import LLAMA_CPP
+from serve_app.api.dialects import LLAMA_CPP, Dialect
 from serve_app.api.embeddings import EmbeddingRequest, read_embeddings
-from serve_app.api.infill import read_infill
+from serve_app.api.error_text import shown
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
-from serve_app.api.native import NOT_NATIVE
+from serve_app.api.native import NOT_NATIVE, read_infill
 from serve_app.api.parse import CHAT, NATIVE, parse_completion, parse_request, read_request
 from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.responses import ResponseHead
-from serve_app.api.shown import shown
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.http.streams import Renderer
-from serve_app.router.chat import chat_renderer, collect_chat
-from serve_app.router.embeddings import collect_embeddings
+from serve_app.router.chat import ResponseRenderer, chat_renderer, collect_chat, collect_response
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import NativeRenderer, collect_native
-from serve_app.router.render import collect, completion_renderer
-from serve_app.router.responding import ResponseRenderer, collect_response
+from serve_app.router.render import collect, collect_embeddings, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 import pandas
 
-from serve_app.lab.background import Background
+from serve_app.lab.client import Background
 from serve_app.lab.wire import Wire
 
 

@@ -6,22 +6,22 @@ Plain calls work wherever they stand, in a cell too, where Jupyter's own loop ru
 
 from __future__ import annotations
 
+import asyncio
 import os
+import queue
+import threading
 import time
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import pandas
 
-from serve_app.lab import markup, metrics
-from serve_app.lab.background import Background
-from serve_app.lab.comparison import Comparison
-from serve_app.lab.completion import Completion, Completions
-from serve_app.lab.errors import ServiceError
-from serve_app.lab.live import live
+from serve_app.lab import markup
+from serve_app.lab.completion import Comparison, Completion, Completions
+from serve_app.lab.live import live, replicas, series
 from serve_app.lab.reading import Reading, joined
-from serve_app.lab.request import Message, Request, chat_request, completion_requests, is_chat
-from serve_app.lab.wire import Wire
+from serve_app.lab.wire import Message, Request, ServiceError, Wire, chat_request, completion_requests, is_chat
 
 URL_VARIABLE = "SERVE_APP_URL"
 KEY_VARIABLES = ("SERVE_APP_KEY", "SERVE_APP_API_KEY")
@@ -151,11 +151,11 @@ class Client:
 
     def replicas(self) -> pandas.DataFrame:
         """A row per replica: what it has in work now, and what it has done."""
-        return metrics.replicas(self._background.run(self._wire.text("/metrics")))
+        return replicas(self._background.run(self._wire.text("/metrics")))
 
     def metrics(self) -> pandas.DataFrame:
         """Every series that the service publishes."""
-        return metrics.series(self._background.run(self._wire.text("/metrics")))
+        return series(self._background.run(self._wire.text("/metrics")))
 
     def close(self) -> None:
         """Close connections and end the thread."""
@@ -235,3 +235,66 @@ def _merged(parts: Sequence[Completions], *, num_models: int) -> Completions:
         usage={name: sum(part.usage.get(name, 0) for part in parts) for name in sorted(names)},
         seconds=sum(part.seconds for part in parts),
     )
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The end of an iteration, and what it failed with."""
+
+    error: BaseException | None = None
+
+
+class Background:
+    """Runs coroutines for threads and for other loops; what they are given up for is cancelled."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="serve_app.lab", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for it in this thread; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def awaitable(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Wait for it in the loop that runs here."""
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """What it yields, in this thread; closing the iteration, or an interrupt, closes the source."""
+        arrived: queue.SimpleQueue[T | Ended] = queue.SimpleQueue()
+        future = asyncio.run_coroutine_threadsafe(_pour(source, arrived), self._loop)
+        try:
+            while not isinstance(item := arrived.get(), Ended):
+                yield item
+            if item.error is not None:
+                raise item.error
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """End the thread; what still runs is left where it is."""
+        if self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        if not self._loop.is_closed():
+            self._loop.close()
+
+
+async def _pour(source: AsyncIterator[T], into: queue.SimpleQueue[T | Ended]) -> None:
+    error: BaseException | None = None
+    try:
+        async for item in source:
+            into.put(item)
+    except Exception as failure:
+        error = failure
+    finally:
+        into.put(Ended(error=error))

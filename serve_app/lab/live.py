@@ -6,8 +6,10 @@ import sys
 import time
 from typing import Any, Protocol, TextIO
 
+import pandas
 from IPython.core.getipython import get_ipython
 from IPython.display import HTML, display
+from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.lab import markup
 
@@ -82,3 +84,32 @@ def live() -> Live:
     """What suits the place where this runs."""
     shell = get_ipython()
     return NotebookLive() if getattr(shell, "kernel", None) is not None else TerminalLive()
+
+
+OF_REPLICAS = "serve_app_replica_"
+
+
+def series(text: str) -> pandas.DataFrame:
+    """A row per sample: its name, its labels in a column each, its value."""
+    rows = [
+        {"name": sample.name, **sample.labels, "value": sample.value}
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if not sample.name.endswith("_created")
+    ]
+    return pandas.DataFrame(rows)
+
+
+def replicas(text: str) -> pandas.DataFrame:
+    """A row per replica: what it has in work, its free blocks, what it has done since it started."""
+    rows: dict[str, dict[str, object]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if not sample.name.startswith(OF_REPLICAS) or sample.name.endswith(("_created", "_bucket")):
+                continue
+            name = sample.name.removeprefix(OF_REPLICAS) + (
+                f"_{state}" if (state := sample.labels.get("state")) else ""
+            )
+            row = rows.setdefault(sample.labels["replica"], {"model": sample.labels["model"]})
+            row[name.removesuffix("_total")] = sample.value
+    return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("replica").sort_index()

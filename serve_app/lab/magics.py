@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.lab.client import Client
-from serve_app.lab.comparison import Comparison
-from serve_app.lab.completion import Completions
+from serve_app.lab.completion import Comparison, Completions
 
 INTO = "into"
 CLIENT = "client"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from serve_app.lab.completion import Completion
-from serve_app.lab.tokens import Token, tokens_of
+from serve_app.lab.markup import Token, tokens_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

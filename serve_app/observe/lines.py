@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import traceback
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from serve_app.core.concern import CONCERN
-from serve_app.observe.guard import MARGIN, escaped, message_of, stack_of
+from serve_app.core.errors import ServeError
+from serve_app.core.log_context import REQUEST_IDS
 
 
 class Lines(logging.Formatter):
@@ -38,7 +41,7 @@ class Lines(logging.Formatter):
 
 def _requests_of(record: logging.LogRecord) -> dict[str, object]:
     """Those that the line itself is about, else those that the work at hand is for."""
-    request_ids = getattr(record, "request_ids", ()) or CONCERN.get()
+    request_ids = getattr(record, "request_ids", ()) or REQUEST_IDS.get()
     if not request_ids:
         return {}
     return {"request_id": request_ids[0]} if len(request_ids) == 1 else {"request_ids": list(request_ids)}
@@ -55,3 +58,77 @@ def _as_text(facts: dict[str, object]) -> str:
 
 def _time_of(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+VARIABLE = "SERVE_APP_LOG_MESSAGES"
+"""Set to 1, messages of all errors are logged; some hold what a client sent."""
+WITHHELD = f"(message withheld: it may hold what a client sent; {VARIABLE}=1 shows it)"
+OURS, TORCHS = "serve_app.", "torch"
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+MARGIN = "  | "
+
+
+class GuardedFormatter(logging.Formatter):
+    """One line per record, whatever is in it, so that none passes for another; the lines of a stack have a margin.
+
+    An error is told by its kind and where it arose. Its message stays out unless it is one of the machine: what a
+    library says of a text often quotes the text.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self.formatted(record, escaped(message_of(record)))
+        error = record.exc_info[1] if record.exc_info else None
+        return line + "".join(f"\n{MARGIN}{escaped(each)}" for each in stack_of(error))
+
+    def formatted(self, record: logging.LogRecord, message: str) -> str:
+        """The line without the stack."""
+        guarded = logging.makeLogRecord(record.__dict__)
+        guarded.msg, guarded.args, guarded.exc_info, guarded.exc_text = message, None, None, None
+        return super().format(guarded)
+
+
+def message_of(record: logging.LogRecord) -> str:
+    """With errors in it told by their kinds."""
+    guarded = logging.makeLogRecord(record.__dict__)
+    if isinstance(record.args, tuple):
+        guarded.args = tuple(told(each) if isinstance(each, BaseException) else each for each in record.args)
+    return guarded.getMessage()
+
+
+def stack_of(error: BaseException | None) -> list[str]:
+    """Lines of the stack of an error and of those that led to it, the first first; none without an error."""
+    return [line for each in _chain(error) for line in _frames_of(each)]
+
+
+def told(error: BaseException) -> str:
+    """Its kind, with its message where that is the machine's."""
+    kind = type(error)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    shown = str(error) if _is_of_the_machine(error) or os.environ.get(VARIABLE) == "1" else WITHHELD
+    return f"{name}: {shown}" if shown else name
+
+
+def escaped(text: str) -> str:
+    """Without a character that ends a line or steers a terminal."""
+    return CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
+
+
+def _is_of_the_machine(error: BaseException) -> bool:
+    """Whether nothing of a request gets into its message, as it may into what a client is told."""
+    module = type(error).__module__
+    if isinstance(error, ServeError):
+        return False
+    return isinstance(error, OSError | MemoryError) or module.startswith(OURS) or module.split(".")[0] == TORCHS
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found[::-1]
+
+
+def _frames_of(error: BaseException) -> list[str]:
+    frames = traceback.format_list(traceback.extract_tb(error.__traceback__))
+    return [*(line for frame in frames for line in frame.splitlines()), told(error)]

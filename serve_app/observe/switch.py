@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from threading import Thread
 from typing import Protocol
 
-from serve_app.observe.settings import TraceSettings, wanted
 from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,33 @@ class Switch:
 
 def _made(settings: TraceSettings, *, must: bool) -> Trace | None:
     try:
-        from serve_app.observe.exporting import tracing  # imported here: who does not trace pays nothing
+        from serve_app.observe.tracing import tracing  # imported here: who does not trace pays nothing
     except ImportError as error:
         if must:
             raise ValueError(WANTED) from error
         logger.warning("OTEL_EXPORTER_OTLP_ENDPOINT is set, and nothing is traced: %s", WANTED)
         return None
-    return tracing(settings)
+    return tracing(settings.endpoint, settings.sample)
+
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """endpoint: of an OTLP receiver over HTTP; None is what the environment says
+    sample: share of the traces that begin here which are kept; None is what the environment says
+    """
+
+    endpoint: str | None = None
+    sample: float | None = None
+
+
+def wanted(settings: TraceSettings | None, environ: Mapping[str, str]) -> TraceSettings | None:
+    """What the settings say, else the environment; None where nothing is to be traced."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if settings is not None:
+        return settings
+    is_otlp = environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp"
+    return TraceSettings() if is_otlp and any(environ.get(name) for name in ENDPOINTS) else None

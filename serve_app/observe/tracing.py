@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, format_trace_id, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from serve_app.observe.attributes import of_leg, of_story
-from serve_app.observe.legs import legs_of
+from serve_app.api.chat import ChatRequest
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.embeddings import EmbeddingRequest
+from serve_app.core.tenants import LOCAL
+from serve_app.router.run import Run
+from serve_app.router.stats import PromptTally
 from serve_app.router.story import Story
 
 PROPAGATOR = TraceContextTextMapPropagator()
@@ -68,3 +77,180 @@ class Tracing:
 def carrier_of(headers: Headers) -> Mapping[str, str]:
     """Of a request's headers those that say which trace it is part of; what is longer than they ever are is none."""
     return {name.decode(): value.decode() for name, value in headers if name in PROPAGATED and PLAIN.fullmatch(value)}
+
+
+PATH = "/v1/traces"
+
+
+def tracing(endpoint: str | None, sample: float | None) -> Tracing:
+    """Make what sends traces; what is left open is as the OTEL_* environment says: headers, service name, sampler."""
+    sampler = None if sample is None else ParentBased(TraceIdRatioBased(sample))
+    resource = Resource.create() if _is_named() else Resource.create({SERVICE_NAME: "serve_app"})
+    provider = TracerProvider(sampler=sampler, resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=address_of(endpoint))))
+    return Tracing(provider)
+
+
+def address_of(endpoint: str | None) -> str | None:
+    """Where traces go: the endpoint is a receiver's address as in OTEL_EXPORTER_OTLP_ENDPOINT, or the whole address."""
+    if endpoint is None or endpoint.rstrip("/").endswith(PATH):
+        return endpoint
+    return endpoint.rstrip("/") + PATH
+
+
+def _is_named() -> bool:
+    """Whether the environment gives the service a name."""
+    return not str(Resource.create().attributes[SERVICE_NAME]).startswith("unknown_service")
+
+
+MAX_PROMPTS = 16
+"""So many of a request's prompts have legs of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """A stretch of a request's time.
+
+    begun_at, ended_at: by the monotonic clock, seconds
+    part:    which prompt for which model it is of; None is the request as a whole
+    replica: that computed it, where one did
+    num_attempts: replicas that the prompt was given to, the last one included
+    num_tokens:   computed in it: of the prompt, or generated
+    """
+
+    name: str
+    begun_at: float
+    ended_at: float
+    part: int | None = None
+    replica: str = ""
+    num_attempts: int = 1
+    num_tokens: int | None = None
+
+
+def legs_of(story: Story, ended_at: float) -> Iterator[Leg]:
+    """The legs of a request that is over, as far as it came; each ends when it was over or the request was.
+
+    `admit`: from the first byte to the submission: reading, checking, admission, limits and placement.
+    `queue`, `prefill`, `decode`: of each prompt. The queue is what its replica told; the way there and cutting text
+    into tokens count as prefill, which ends with the first delta.
+    `stream`: from the first bytes that were sent to the end.
+    """
+    run = story.run
+    yield Leg(name="admit", begun_at=story.started_at, ended_at=ended_at if run is None else run.tally.entered_at)
+    if run is not None:
+        yield from _of_prompts(run, ended_at)
+    if story.first_sent_at is not None:
+        yield Leg(name="stream", begun_at=story.first_sent_at, ended_at=ended_at)
+
+
+def _of_prompts(run: Run, ended_at: float) -> Iterator[Leg]:
+    for number, (part, prompt, replicas) in enumerate(run.tally.parts):
+        if number == MAX_PROMPTS:
+            return
+        yield from _of_prompt(part, prompt, tuple(replicas), entered_at=run.tally.entered_at, ended_at=ended_at)
+
+
+def _of_prompt(
+    part: int, prompt: PromptTally, replicas: tuple[str, ...], *, entered_at: float, ended_at: float
+) -> Iterator[Leg]:
+    first_at = ended_at if prompt.first_at is None else prompt.first_at
+    report = prompt.report
+    stepped_at = first_at if report is None else min(entered_at + report.queue_s, first_at)
+
+    def leg(name: str, begun_at: float, until: float, num_tokens: int | None) -> Leg:
+        replica = replicas[-1] if replicas else ""
+        return Leg(
+            name=name,
+            begun_at=begun_at,
+            ended_at=until,
+            part=part,
+            replica=replica,
+            num_attempts=len(replicas),
+            num_tokens=num_tokens,
+        )
+
+    yield leg("queue", entered_at, stepped_at, None)
+    if report is not None:
+        yield leg("prefill", stepped_at, first_at, report.num_tokens - report.num_cached_tokens)
+    if prompt.first_at is not None and prompt.last_at is not None and prompt.num_completion_tokens:
+        yield leg("decode", prompt.first_at, prompt.last_at, prompt.num_completion_tokens)
+
+
+Value = str | bool | int | float | Sequence[str]
+
+
+def of_story(story: Story, status: int, route: str) -> dict[str, Value]:
+    """Of the span of a whole request."""
+    found: dict[str, Value] = {
+        "gen_ai.operation.name": operation_of(story.request),
+        "gen_ai.provider.name": "serve_app",
+        "http.request.method": "POST",
+        "http.route": route,
+        "http.response.status_code": status,
+        "serve_app.request_id": story.request_id,
+    }
+    if story.identity is not LOCAL:
+        found["serve_app.tenant"] = story.identity.tenant.name
+    if story.request is not None:
+        found |= _of_request(story.request)
+    if story.run is not None:
+        found |= _of_run(story.run)
+    if story.first_sent_at is not None:
+        found["gen_ai.response.time_to_first_chunk"] = story.first_sent_at - story.started_at
+    if story.error is not None:
+        found["error.type"] = story.error.code
+    return found
+
+
+def of_leg(leg: Leg) -> Mapping[str, str | int]:
+    """Of the span of one leg."""
+    found: dict[str, str | int] = {}
+    if leg.part is not None:
+        found |= {"serve_app.prompt.index": leg.part, "serve_app.replica": leg.replica}
+        found["serve_app.attempts"] = leg.num_attempts
+    if leg.num_tokens is not None:
+        found["serve_app.tokens"] = leg.num_tokens
+    return found
+
+
+def operation_of(request: CompletionRequest | None) -> str:
+    """One of the names that the conventions have."""
+    match request:
+        case EmbeddingRequest():
+            return "embeddings"
+        case ChatRequest():
+            return "chat"
+        case _:
+            return "text_completion"
+
+
+def _of_request(request: CompletionRequest) -> Mapping[str, Value]:
+    if isinstance(request, EmbeddingRequest):
+        return {}
+    sent: dict[str, Value | None] = {
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.temperature": request.temperature,
+        "gen_ai.request.top_p": request.top_p,
+        "gen_ai.request.top_k": request.top_k,
+        "gen_ai.request.frequency_penalty": request.frequency_penalty,
+        "gen_ai.request.presence_penalty": request.presence_penalty,
+        "gen_ai.request.seed": request.seed,
+        "gen_ai.request.choice.count": request.n,
+        "gen_ai.request.stream": request.stream,
+    }
+    return {name: value for name, value in sent.items() if value is not None}
+
+
+def _of_run(run: Run) -> Mapping[str, Value]:
+    models = ",".join(model.name for model in run.tallies)
+    usage = run.tally.usage
+    return {
+        "gen_ai.request.model": models,
+        "gen_ai.response.model": models,
+        "gen_ai.response.id": run.response_id,
+        "gen_ai.response.finish_reasons": [reason.value for reason in run.tally.finish_reasons],
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+        "serve_app.engine_seconds": run.tally.engine_ns / 1e9,
+    }

@@ -1,17 +1,149 @@
-"""Brings what the engine's steps gave to the routers that it is for, each by its own outbox; on the event loop."""
+"""How deltas leave a replica: an outbox per router, and a lease that a router has to renew."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from collections.abc import Sequence as Items
+from dataclasses import replace
 
-from serve_app.core.concern import about
-from serve_app.core.delta import Delta, Frame, Load
+from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined
 from serve_app.core.errors import EngineFailed
-from serve_app.engine.outbox import Outbox
-from serve_app.replica.open_requests import OpenRequests
+from serve_app.core.ledger import Spent
+from serve_app.core.log_context import about
+from serve_app.replica.requests import OpenRequests
+
+
+class Leases:
+    """Names the routers that fell silent. `expired` is to be called once every `period_s`.
+
+    A process that was stopped, or an event loop that was held up, has heard nobody: what `expired` is late by counts
+    for no router.
+    """
+
+    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
+        self.lease_s = lease_s
+        self.period_s = lease_s / 4
+        self._clock = clock
+        self._heard_at: dict[str, float] = {}
+        self._looked_at = clock()
+
+    def hear(self, router_id: str) -> None:
+        self._heard_at[router_id] = self._clock()
+
+    def expired(self) -> list[str]:
+        """Forget and return those not heard of for the lease's time."""
+        now = self._clock()
+        overslept = max(0.0, now - self._looked_at - self.period_s)
+        self._looked_at = now
+        self._heard_at = {id_: min(now, heard_at + overslept) for id_, heard_at in self._heard_at.items()}
+        silent = [id_ for id_, heard_at in self._heard_at.items() if heard_at < now - self.lease_s]
+        for router_id in silent:
+            del self._heard_at[router_id]
+        return silent
+
+
+# What Python takes for these, about; the text of tokens is shared by all that mention them.
+DELTA_BYTES = 200
+LOGPROB_BYTES = 150
+ID_BYTES = 8
+
+
+class Outbox:
+    """A buffer that is emptied as fast as its reader reads, without a timer.
+
+    A reader that keeps up gets a frame per step; a slower one gets fewer, larger frames. Of one that does not read,
+    the deltas of a sequence are joined into one, so that what is kept grows with what was generated and not with the
+    number of steps.
+
+    max_deltas: pending before deltas of the same sequence are joined
+    num_bytes:  what is pending takes in memory, about
+    """
+
+    def __init__(self, max_deltas: int) -> None:
+        self._deltas: list[Delta] = []
+        self._load = Load()
+        self._spent: dict[str, Spent] = {}
+        self._has_news = asyncio.Event()
+        self._is_closed = False
+        self._max_deltas = max_deltas
+        self._joins_at = max_deltas
+        self.num_bytes = 0
+        self.has_reader = False
+
+    @property
+    def num_deltas(self) -> int:
+        return len(self._deltas)
+
+    def put(self, deltas: Sequence[Delta], load: Load) -> None:
+        self._deltas += deltas
+        self._load = load
+        self._spent.update((each.flow, each) for each in load.spent)
+        self.num_bytes += sum(map(_size, deltas))
+        if len(self._deltas) > self._joins_at:
+            self._join()
+        self._has_news.set()
+
+    def drop(self) -> list[Delta]:
+        """Take out and return all that is pending."""
+        deltas, self._deltas = self._deltas, []
+        self.num_bytes = 0
+        self._joins_at = self._max_deltas
+        return deltas
+
+    def close(self) -> None:
+        """End the stream when what is pending was read."""
+        self._is_closed = True
+        self._has_news.set()
+
+    async def frames(self) -> AsyncGenerator[Frame, None]:
+        """Yield frames until closed and empty; to one reader only."""
+        self.has_reader = True
+        while self._has_any or not self._is_closed:
+            if self._has_any:
+                yield Frame(deltas=tuple(self.drop()), load=self._take_load())
+            else:
+                self._has_news.clear()
+                await self._has_news.wait()
+
+    @property
+    def _has_any(self) -> bool:
+        """Whether there is something to be told: deltas, or of flows what was spent."""
+        return bool(self._deltas or self._spent)
+
+    def _take_load(self) -> Load:
+        """The last one, with what was spent since the last frame."""
+        spent, self._spent = self._spent, {}
+        is_of_last_step = len(spent) == len(self._load.spent)
+        return self._load if is_of_last_step else replace(self._load, spent=tuple(spent.values()))
+
+    def _join(self) -> None:
+        """Join the deltas of each sequence; next when as many again have come, so that each is joined seldom."""
+        by_sequence: dict[tuple[str, int], list[Delta]] = {}
+        for delta in self._deltas:
+            by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
+        self._deltas = [joined(deltas) for deltas in by_sequence.values()]
+        self.num_bytes = sum(map(_size, self._deltas))
+        self._joins_at = max(self._max_deltas, 2 * len(self._deltas))
+
+
+def _size(delta: Delta) -> int:
+    num_bytes = DELTA_BYTES + len(delta.text) + ID_BYTES * len(delta.token_ids) + _size_of_logprobs(delta.logprobs)
+    if delta.recording is not None:
+        num_bytes += delta.recording.num_bytes
+    return num_bytes + (_size_of_report(delta.prompt) if delta.prompt is not None else 0)
+
+
+def _size_of_report(report: PromptReport) -> int:
+    num_bytes = len(report.text or "") + ID_BYTES * len(report.token_ids or ())
+    return num_bytes + _size_of_logprobs(report.logprobs or ()) + _size_of_logprobs(report.whole_logprobs or ())
+
+
+def _size_of_logprobs(logprobs: Iterable[TokenLogprob]) -> int:
+    return sum(LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)
+
 
 logger = logging.getLogger(__name__)
 

@@ -1,24 +1,18 @@
-"""Makes sequences of a request: its texts in tokens, within the model's context. Runs in worker threads."""
+"""Prepares a request for the engine: its texts in tokens, within the model's context. Runs in worker threads."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
 from serve_app.constraints.compiler import Compiled
-from serve_app.core.context import leaves_no_room
+from serve_app.core.cards import PromptLength
 from serve_app.core.errors import ContextOverflow, InvalidRequest
-from serve_app.core.infill import Infill
-from serve_app.core.prompt_length import PromptLength
-from serve_app.core.request import GenerationRequest, Prompt, SamplingParams
-from serve_app.engine.decoder.record import Record
-from serve_app.engine.decoder.record_bounds import RecordBounds
-from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.eyes import Eyes
-from serve_app.engine.vision.illustration import Illustration
-from serve_app.engine.vision.seen import Seen
-from serve_app.replica.prompt_bounds import check_heads
-from serve_app.replica.prompt_images import illustrated, spelled, without_files
+from serve_app.core.prompt import Conversation, Image, Infill, Prompt, Rendering
+from serve_app.core.request import GenerationRequest, SamplingParams, leaves_no_room
+from serve_app.replica.engine import EncodedImage, ImageMarks, PreparedRequest
 from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
@@ -30,23 +24,20 @@ class ReadPrompt:
 
     request: with the prompt and the end tokens that follow from that
     shown:   where the prompt that is echoed stands among the tokens
-    illustration: its images
     """
 
     request: GenerationRequest
     token_ids: list[int]
     shown: range
     num_dropped: int = 0
-    illustration: Illustration | None = None
 
 
 class Preparation:
     """The facts of one model that decide what a request becomes. Threads may share it.
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
-    eyes:      of a model that sees
+    marks:     how prompts name images; None for a model of text
     length:    what bounds a prompt before it is cut into tokens
-    records:   what may be kept of a computation; None keeps nothing
     """
 
     def __init__(
@@ -56,11 +47,9 @@ class Preparation:
         model_name: str,
         max_model_len: int,
         max_chars: int | None = None,
-        eyes: Eyes | None = None,
-        records: RecordBounds | None = None,
+        marks: ImageMarks | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._records = records
         self.length = PromptLength.of(
             model_name,
             max_model_len=max_model_len,
@@ -69,7 +58,7 @@ class Preparation:
         )
         self._model_name = model_name
         self._max_model_len = max_model_len
-        self._eyes = eyes
+        self._marks = marks
 
     @property
     def max_chars(self) -> int:
@@ -83,19 +72,19 @@ class Preparation:
         """
         self.length.check(request)
 
-    def sequences(
-        self, request: GenerationRequest, compiled: Compiled | None = None, seen: Items[Seen] = ()
-    ) -> list[Sequence]:
-        """One for each completion that is wanted, the prompt's tokens in each.
+    def prepare(
+        self, request: GenerationRequest, compiled: Compiled | None = None, images: Items[EncodedImage] = ()
+    ) -> PreparedRequest:
+        """Cut the texts of a request into tokens.
 
-        compiled: the request's constraint, where it has one;  seen: the images of its prompt
+        compiled: the request's constraint, where it has one;  images: of its prompt, encoded
 
         Raises InvalidRequest, ContextOverflow.
         """
         check_regexes(request.stop.patterns)
         try:
             check_heads(request, self._tokenizer, self.length)
-            read = self._read(request, seen)
+            read = self._read(request, images)
         except ContextOverflow:
             raise
         except InvalidRequest as error:
@@ -103,33 +92,19 @@ class Preparation:
             raise type(error)(f"{error} (prompt {request.prompt_index})", param, error.facts) from error
         kept = read.token_ids
         request = replace(read.request, sampling=self._encoded(request))
-        max_tokens = self._max_tokens(request, len(kept))
-        records = self._empty_records(request, len(kept), max_tokens)
-        prediction = self._prediction(request)
-        detokenizers = self._tokenizer.detokenizers(
-            kept, request.n, shows_special=not request.skips_special_tokens, shown_marks=request.shown_marks
+        return PreparedRequest(
+            request=request,
+            token_ids=kept,
+            max_tokens=self._max_tokens(request, len(kept)),
+            num_dropped_tokens=read.num_dropped,
+            shown_prompt=read.shown,
+            detokenizers=self._tokenizer.detokenizers(
+                kept, request.n, shows_special=not request.skips_special_tokens, shown_marks=request.shown_marks
+            ),
+            matchers=() if compiled is None else [compiled.matcher() for _ in range(request.n)],
+            images=tuple(images),
+            prediction=self._prediction(request),
         )
-        return [
-            Sequence(
-                request,
-                kept,
-                sample=sample,
-                max_tokens=max_tokens,
-                num_dropped_tokens=read.num_dropped,
-                shown_prompt=read.shown,
-                detokenizer=detokenizer,
-                matcher=None if compiled is None else compiled.matcher(),
-                illustration=read.illustration,
-                record=records[sample],
-                prediction=prediction,
-            )
-            for sample, detokenizer in enumerate(detokenizers)
-        ]
-
-    def _empty_records(self, request: GenerationRequest, num_tokens: int, max_tokens: int) -> list[Record | None]:
-        if request.record is None or self._records is None:
-            return [None] * request.n
-        return self._records.records(request, num_tokens, max_tokens=max_tokens)
 
     def _prediction(self, request: GenerationRequest) -> tuple[int, ...]:
         """What the completion is expected to be in tokens, as many as the context has."""
@@ -139,7 +114,7 @@ class Preparation:
         token_ids = self._tokenizer.encode_inside(sent[: self.max_chars]) if isinstance(sent, str) else sent
         return token_ids[: self._max_model_len]
 
-    def _read(self, request: GenerationRequest, seen: Items[Seen]) -> ReadPrompt:
+    def _read(self, request: GenerationRequest, images: Items[EncodedImage]) -> ReadPrompt:
         """The prompt in tokens, of what fits. Raises InvalidRequest."""
         if request.infill is not None:
             return self._read_gap(request, request.infill)
@@ -148,15 +123,15 @@ class Preparation:
             prompt = replace(
                 prompt, parts=tuple(part.lower() if isinstance(part, str) else part for part in prompt.parts)
             )
-        prompt_ids = self._tokenizer.encode(spelled(prompt, seen, self._eyes))
+        prompt_ids = self._tokenizer.encode(spelled(prompt, images, self._marks))
         if form is not None and prompt.text is not None:
             prompt_ids += self._tokenizer.suffix_ids
-        illustration = illustrated(prompt_ids, seen, self._eyes)
+        check_image_places(prompt_ids, images, self._marks)
         request = without_files(request)
-        bounded = self._bounded(request, prompt_ids, has_images=bool(seen))
-        num_kept = len(bounded) if seen else self._num_kept(request, len(bounded))
+        bounded = self._bounded(request, prompt_ids, has_images=bool(images))
+        num_kept = len(bounded) if images else self._num_kept(request, len(bounded))
         if num_kept == len(prompt_ids):
-            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept), illustration=illustration)
+            return ReadPrompt(request=request, token_ids=prompt_ids, shown=range(num_kept))
         kept = bounded[-num_kept:]
         cut = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         return ReadPrompt(request=cut, token_ids=kept, shown=range(num_kept), num_dropped=len(prompt_ids) - len(kept))
@@ -240,3 +215,124 @@ class Preparation:
         words = self._tokenizer.encode_behind([way for word in texts.bad_words for way in (word, " " + word.lstrip())])
         bad_words = (*sampling.bad_words, *dict.fromkeys(words))
         return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), bad_words=bad_words, dry=dry)
+
+
+# Of a text longer than this many characters per token of the context, the beginning is counted first. What stands
+# behind a place in a text changes the tokens before it only nearby; half of them is more than it ever takes back.
+HEAD_CHARS_PER_TOKEN = 16
+HEAD_MARGIN = 2
+
+
+def check_heads(request: GenerationRequest, tokenizer: TextTokenizer, length: PromptLength) -> None:
+    """Count the beginning of each long text, and raise ContextOverflow where it leaves the rest no chance."""
+    if request.context.takes_any_length:
+        return
+    num_head = HEAD_CHARS_PER_TOKEN * length.max_model_len
+    for text in request.texts:
+        if len(text) > num_head:
+            num_tokens = tokenizer.count(text[:num_head])
+            if num_tokens > HEAD_MARGIN * length.max_model_len:
+                found = f"has {len(text)} characters, of which {num_head} alone are {num_tokens} tokens"
+                raise length.overflow(request, found, {"n_prompt_chars": len(text)})
+
+
+def spelled(prompt: Prompt, images: Items[EncodedImage], marks: ImageMarks | None) -> Prompt:
+    """The prompt with each image as the text that the model has for it; texts beside an image are one with it."""
+    if not images or marks is None:
+        return prompt
+    texts = [_text(image, each, marks) for image, each in zip(prompt.images, images, strict=True)]
+    parts = tuple(_joined(prompt, iter(texts)))
+    return replace(prompt, parts=parts, foreign=tuple(_moved(prompt, texts)))
+
+
+def placed(conversation: Conversation, rendering: Rendering, marks: ImageMarks | None) -> Prompt:
+    """A rendered conversation with its images where the template, and nobody else, wrote the model's marker.
+
+    Raises InvalidRequest where these places are not as many as the images.
+    """
+    text, images = rendering.text, conversation.images
+    prompt = Prompt(parts=(text,), adds_special=False, foreign=rendering.foreign)
+    if not images or marks is None:
+        return prompt
+    starts = [place for place in _starts(text, marks.marker) if not _is_foreign(rendering, place, len(marks.marker))]
+    if len(starts) != len(images):
+        must = f"hold as many images as the model's chat template writes places for, which are {len(starts)}"
+        raise InvalidRequest.refusing(conversation.name, must=must, found=str(len(images)))
+    parts: list[str | Image] = []
+    done = 0
+    for start, image in zip(starts, images, strict=True):
+        parts += [text[done:start], replace(image, marker=marks.marker)]
+        done = start + len(marks.marker)
+    return replace(prompt, parts=tuple(part for part in (*parts, text[done:]) if part != ""))
+
+
+def check_image_places(token_ids: Items[int], images: Items[EncodedImage], marks: ImageMarks | None) -> None:
+    """Raise InvalidRequest where the prompt itself has the token that stands for images."""
+    if marks is None or token_ids.count(marks.token_id) == sum(image.num_rows for image in images):
+        return
+    raise InvalidRequest.refusing(
+        "prompt",
+        must=f"have an image for every {marks.marker}, which this model has for images",
+        found=f"{len(images)} images and more places" if images else "a place and no image",
+    )
+
+
+def without_files(request: GenerationRequest) -> GenerationRequest:
+    """The same without the bytes of its images, which nobody needs any more."""
+    prompt = request.prompt
+    if not prompt.images:
+        return request
+    if any(isinstance(part, tuple) for part in prompt.parts):
+        parts = tuple(replace(part, data=b"") if isinstance(part, Image) else part for part in prompt.parts)
+        return replace(request, prompt=Prompt(parts=parts))
+    written = Prompt(parts=(prompt.written,), adds_special=prompt.adds_special)
+    return replace(request, prompt=written)  # as an echo shows it
+
+
+def _text(image: Image, encoded: EncodedImage, marks: ImageMarks) -> str:
+    """What stands for an image; what is around it, too, unless the model's own marker says that it is there already."""
+    before, behind = ("", "") if image.marker == marks.marker else marks.around
+    return before + encoded.text + behind
+
+
+def _joined(prompt: Prompt, texts: Iterator[str]) -> Iterator[str | tuple[int, ...]]:
+    """Its parts, of which those around an image are joined; others stay as they were tokenised, each by itself."""
+    text, is_open = "", False
+    for part in prompt.parts:
+        match part:
+            case Image():
+                text, is_open = text + next(texts), True
+            case str() if is_open or not text:
+                text, is_open = text + part, False
+            case _:
+                if text:
+                    yield text
+                text, is_open = (part, False) if isinstance(part, str) else ("", False)
+                if not isinstance(part, str):
+                    yield part
+    if text:
+        yield text
+
+
+def _moved(prompt: Prompt, texts: Items[str]) -> Iterator[int]:
+    """Where foreign characters come to stand when a text is there for each marker."""
+    places: list[tuple[int, int]] = []  # the place of a marker, and what its text adds
+    num_chars, waiting = 0, iter(texts)
+    for part in prompt.parts:
+        if isinstance(part, Image):
+            places.append((num_chars, len(next(waiting)) - len(part.marker)))
+        num_chars += len(part.marker) if isinstance(part, Image) else len(part)
+    for place in prompt.foreign:
+        yield place + sum(added for start, added in places if start < place)
+
+
+def _starts(text: str, marker: str) -> Iterator[int]:
+    place = text.find(marker)
+    while place >= 0:
+        yield place
+        place = text.find(marker, place + len(marker))
+
+
+def _is_foreign(rendering: Rendering, start: int, length: int) -> bool:
+    at = bisect_left(rendering.foreign, start)
+    return at < len(rendering.foreign) and rendering.foreign[at] < start + length

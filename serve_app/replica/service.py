@@ -6,44 +6,26 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Items
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from serve_app.constraints.compiler import Compiled, Compiler
-from serve_app.core.adapters import AdapterRecord
+from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.backend import NOTHING
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
-from serve_app.core.flow_usage import UsageReport
-from serve_app.core.recording import EmbeddingForm
+from serve_app.core.ledger import UsageReport
+from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
-from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
-from serve_app.engine.decoder.loading import load_with_tokenizer
-from serve_app.engine.decoder.openmp import Wakefulness, compute_alone
-from serve_app.engine.decoder.record_bounds import RecordBounds
-from serve_app.engine.driver import Driver
-from serve_app.engine.engine import Engine
-from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.outbox import Outbox
-from serve_app.engine.sampling.masks import vocabulary_of
-from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.looking import Looks, make_looking
-from serve_app.replica.card import model_card, template_of
-from serve_app.replica.delivery import Delivery
-from serve_app.replica.leases import Leases
-from serve_app.replica.open_requests import OpenRequests
-from serve_app.replica.preparation import Preparation
-from serve_app.replica.prompt_images import placed
-from serve_app.replica.tokenization import Tokenizations
-from serve_app.replica.tokenizer_lanes import TokenizerLanes
+from serve_app.replica.delivery import Delivery, Leases, Outbox
+from serve_app.replica.engine import EncodedImage, Engine
+from serve_app.replica.preparation import Preparation, placed
+from serve_app.replica.requests import OpenRequests
+from serve_app.replica.tokenizer_lanes import Tokenizations, TokenizerLanes
+from serve_app.templates.chat_template import ChatTemplate
 from serve_app.text.tokenizer import TextTokenizer
 
 MAX_TOLD_FLOWS = 32
@@ -51,12 +33,11 @@ MAX_TOLD_FLOWS = 32
 
 
 class ModelService:
-    """One replica of one base model. Lives on one event loop; the engine has a thread of its own.
+    """One replica of one base model. Lives on one event loop; the engine has threads of its own.
 
-    clock:  seconds, monotonic
-    lanes:  the threads in which prompts are cut into tokens
-    engine: once started it belongs to its thread, but its load and its counters may be read by any
-    looking: what looks at images, of a model that sees
+    card:  what the engine says of the model, with what its folder and its operator say
+    clock: seconds, monotonic
+    lanes: the threads in which prompts are cut into tokens
     """
 
     def __init__(
@@ -72,24 +53,27 @@ class ModelService:
         config = engine.config
         self.engine = engine
         self.tokenizer = tokenizer
+        self._marks = None if engine.images is None else engine.images.marks
         self._preparation = Preparation(
             tokenizer,
             model_name=card.name,
             max_model_len=card.max_model_len,
             max_chars=config.max_tokenized_chars,
-            eyes=engine.model.eyes,
-            records=RecordBounds.of(engine.model.module, max_bytes=config.max_recorded_bytes),
+            marks=self._marks,
         )
-        self.looking = make_looking(engine.model, config)
         self._replica_id = replica_id
         self._lanes = lanes or TokenizerLanes(config.max_waiting_chars)
         self._compiler = Compiler(
-            lambda: vocabulary_of(tokenizer, engine.model.eos_token_ids), encode=tokenizer.encode_literal
+            lambda: vocabulary_of(tokenizer, engine.eos_token_ids), encode=tokenizer.encode_literal
+        )
+        card = replace(
+            card,
+            tokenizer=tokenizer.card,
+            fills_gaps=tokenizer.markers is not None,
+            prompt_length=self._preparation.length,
         )
         self._template = template_of(card, tokenizer)
-        if self._template.shows_tools():
-            card = replace(card, tool_prompt="template")
-        self._card = replace(card, prompt_length=self._preparation.length)
+        self._card = replace(card, tool_prompt="template") if self._template.shows_tools() else card
         max_chars = self._preparation.max_chars
         self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
@@ -100,46 +84,7 @@ class ModelService:
             max_outbox_bytes=config.max_outbox_bytes,
         )
         self._leases = Leases(config.lease_s, clock)
-        self._driver: Driver | None = None
         self._lease_task: asyncio.Task[None] | None = None
-        self._wakefulness = Wakefulness()
-
-    @classmethod
-    def load(
-        cls,
-        config: EngineConfig,
-        adapters: Items[AdapterRecord] = (),
-        *,
-        replica_id: str,
-        root: str | None = None,
-        created: int = 0,
-        dialect: str | None = None,
-        chat_template: str = "",
-        embedding: EmbeddingForm | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        lanes: TokenizerLanes | None = None,
-        **told: Any,
-    ) -> ModelService:
-        """Load the model and its adapters; blocking, call it off the event loop, then `start` on it.
-
-        adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
-        root:     what clients are told of where the weights came from; None is the folder
-        created, dialect, chat_template, embedding: written on the model's card, for the routers
-        told:     further members of the card, as `tool_parser`; `tool_prompt` counts where the template shows no tools
-        Raises ModelNotSupported.
-        """
-        settle_memory()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
-        model, tokenizer = load_with_tokenizer(config)
-        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.eyes is not None)
-        loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
-        engine = Engine(config, model, tokenizer, bound, loader=loader)
-        card = model_card(
-            config, model, tokenizer, cards, root=root, created=created, dialect=dialect, chat_template=chat_template
-        )
-        card = replace(card, records=replace(card.records, embedding=embedding), **{"tool_prompt": "prompt", **told})
-        return cls(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
 
     def start(self) -> None:
         """Begin to work; to be called on the event loop that serves."""
@@ -148,44 +93,37 @@ class ModelService:
         def deliver(deltas: list[Delta], load: Load) -> None:
             loop.call_soon_threadsafe(self._delivery.deliver, deltas, load)
 
-        self._driver = Driver(self.engine, deliver, niceness=self.engine.niceness)
-        self.engine.on_staged = self._driver.nudge
-        if self.engine.model.device.type == "cpu":
-            self._wakefulness.start(torch.get_num_threads())
+        self.engine.start(deliver)
         self._lease_task = loop.create_task(self._watch_leases(), context=Context())
 
     async def warm(self) -> None:
         """Do beforehand what some requests would wait for, and what makes all faster; nothing depends on it."""
-        self.engine.model.narrowing.start()
+        self.engine.warm()
         await asyncio.gather(self._compiler.warm(), self._template.warm())
-        await asyncio.to_thread(give_back_freed_memory)  # what making them took for a moment
+        await asyncio.to_thread(self.engine.give_back_memory)  # what making them took for a moment
 
     async def close(self) -> None:
-        """End the engine's thread and every stream."""
+        """End the engine and every stream."""
         if self._lease_task is not None:
             self._lease_task.cancel()
         self._open.clear()  # of what waits to be tokenised nothing is wanted any more
-        if self._driver is not None:
-            await asyncio.to_thread(self._driver.close)
-            self.engine.close()
-        await asyncio.to_thread(self._wakefulness.close)
+        await asyncio.to_thread(self.engine.close)
         self._delivery.close()
         self._compiler.close()
-        if self.looking is not None:
-            await asyncio.to_thread(self.looking.close)
+        if self.engine.images is not None:
+            await asyncio.to_thread(self.engine.images.close)
         self._template.close()
         await asyncio.to_thread(self._lanes.close)
         self._tokenizations.close()
 
     def check(self) -> None:
         """Raise EngineFailed where the engine does not get on."""
-        self._running_driver().check()
+        self.engine.check()
 
     @property
     def card(self) -> ReplicaCard:
-        load = self.engine.load if self._driver is None else self._driver.load
         told = self.usage.bounded(MAX_TOLD_FLOWS)
-        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=load, usage=told)
+        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=self.engine.load, usage=told)
 
     @property
     def usage(self) -> UsageReport:
@@ -223,12 +161,13 @@ class ModelService:
             with self._lanes.room_for(requests):
                 requests = [await self._rendered(request) for request in requests]
                 compiled = await self._compiler.compile_all(requests)
-                looks = await self.looking.look(requests, self._open.__contains__) if self.looking else {}
-                prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, looks))
+                encoder = self.engine.images
+                images = {} if encoder is None else await encoder.encode(requests, self._open.__contains__)
+                prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, images))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
             raise
-        self._begin([sequences for sequences in prepared if sequences])
+        self._begin(prepared)
 
     async def abort(self, router_id: str, request_ids: Items[str]) -> None:
         self._end(self._open.among(request_ids, router_id))
@@ -236,12 +175,12 @@ class ModelService:
     async def pause(self, router_id: str, request_ids: Items[str]) -> None:
         if known := self._open.among(request_ids, router_id):
             self._open.pause(known)
-            self._running_driver().pause(known)
+            self.engine.pause(known)
 
     async def resume(self, router_id: str, request_ids: Items[str]) -> None:
         if known := self._open.among(request_ids, router_id):
             self._open.resume(known)
-            self._running_driver().resume(known)
+            self.engine.resume(known)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         return await self._tokenizations.tokenize(request)
@@ -260,36 +199,38 @@ class ModelService:
         if request.conversation is None:
             return request
         rendering = await self._template.render(request.conversation)
-        prompt = placed(request.conversation, rendering, self.engine.model.eyes)
+        prompt = placed(request.conversation, rendering, self._marks)
         request = replace(request, prompt=prompt, conversation=None)
         self._preparation.check_length(request)
         return request
 
     def _prepare(
-        self, requests: Items[GenerationRequest], compiled: Mapping[str, Compiled], looks: Looks
-    ) -> list[list[Sequence]]:
-        """Tokenise, but nothing that was aborted while it waited; in a worker thread.
+        self,
+        requests: Items[GenerationRequest],
+        compiled: Mapping[str, Compiled],
+        images: Mapping[str, tuple[EncodedImage, ...]],
+    ) -> dict[str, Any]:
+        """Tokenize requests and return what the engine made of each, by id; skip those aborted meanwhile.
 
-        Raises InvalidRequest, ContextOverflow."""
-        return [
-            self._preparation.sequences(request, compiled.get(request.request_id), looks.get(request.request_id, ()))
-            if request.request_id in self._open
-            else []
+        Runs in a worker thread. Raises InvalidRequest, ContextOverflow.
+        """
+        return {
+            id_: self.engine.sequences(self._preparation.prepare(request, compiled.get(id_), images.get(id_, ())))
             for request in requests
-        ]
+            if (id_ := request.request_id) in self._open
+        }
 
-    def _begin(self, prepared: Items[list[Sequence]]) -> None:
-        """Give requests to the engine, each as its sequences; not those that were aborted meanwhile."""
-        by_id = {sequences[0].request.request_id: sequences for sequences in prepared}
-        wanted = {id_: sequences for id_, sequences in by_id.items() if id_ in self._open}
-        self._running_driver().submit(list(wanted.values()))
+    def _begin(self, prepared: Mapping[str, Any]) -> None:
+        """Give requests to the engine, but not those aborted meanwhile."""
+        wanted = {id_: sequences for id_, sequences in prepared.items() if id_ in self._open}
+        self.engine.submit(list(wanted.values()))
         if paused := self._open.paused_of(wanted):
-            self._running_driver().pause(paused)
+            self.engine.pause(paused)
 
     def _check_engine(self) -> None:
         """End every stream and raise ReplicaLost once the engine is given up: Serve notices some seconds later."""
         try:
-            self._running_driver().check_engine()
+            self.engine.check_engine()
         except EngineFailed as error:
             self._delivery.close()
             raise ReplicaLost("The replica cannot compute any more, and is being replaced.") from error
@@ -302,13 +243,29 @@ class ModelService:
     def _end(self, request_ids: frozenset[str]) -> None:
         self._open.drop(request_ids)
         if request_ids:
-            self._running_driver().abort(request_ids)
+            self.engine.abort(request_ids)
 
     async def _watch_leases(self) -> None:
         while True:
             await asyncio.sleep(self._leases.period_s)
             self.detach_silent()
 
-    def _running_driver(self) -> Driver:
-        assert self._driver is not None, "start() was not called"
-        return self._driver
+
+def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
+    """The model's chat template, ready to render."""
+    return ChatTemplate(
+        card.chat_template,
+        tool_template=card.tool_template,
+        tells_form=None if card.tool_prompt == "ignore" else card.tool_parser in (None, "hermes", "qwen"),
+        model_name=card.name,
+        special_names=tuple(name for name, _ in tokenizer.special_names),
+        special_tokens=dict(card.tokenizer.special_tokens),
+    )
+
+
+def vocabulary_of(tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> Vocabulary:
+    """A model's tokens, as constraints see them: what ends a text is no part of it, whatever bytes it has."""
+    known = sorted(token_id for token_id in eos_token_ids if token_id < tokenizer.vocab_size)
+    pieces = [None if token_id in eos_token_ids else piece for token_id, piece in enumerate(tokenizer.pieces)]
+    special = tuple((name, token_id) for name, token_id in tokenizer.special_names if token_id not in eos_token_ids)
+    return Vocabulary(pieces=tuple(pieces), eos_token_ids=tuple(known), special=special)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 
 from serve_app.core.errors import Overloaded, ServeError, Unauthenticated, Unavailable
@@ -18,6 +19,7 @@ from serve_app.router.active import Active
 from serve_app.router.appointments import MAX_RETRY_S, Appointments
 from serve_app.router.pace import Pace
 from serve_app.router.room import Room
+from serve_app.router.turns import Turns, is_room
 
 MAX_BOOKS = 1024
 """Of appointments, one per flow; whose flow's is thrown out begins a new one."""
@@ -25,6 +27,9 @@ KEPT_PART = 8
 """Such a part of the places is kept for flows that have less than their share, where several ask."""
 END_S = 2.0
 """For requests that were told that they end."""
+REFUSALS_PER_S = 200.0
+"""More are told later: clients that come again at once would take the router's time from those it has let in."""
+MAX_REFUSAL_DELAY_S = 5.0
 ANYBODY = Share()
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
@@ -52,6 +57,7 @@ class Gate:
     """What is inside of one model, whose, how fast it goes, and when those who were refused are to come again."""
 
     pace: Pace
+    turns: Turns
     appointments: dict[str, Appointments] = field(default_factory=dict)
     num_inside: int = 0
     inside: Counter[str] = field(default_factory=Counter)
@@ -96,6 +102,13 @@ class Ticket:
         """Take the room that the request really needs. Raises Overloaded, Unavailable; nothing has grown then."""
         self._admission.grow(self, sizes)
 
+    async def turn(self) -> None:
+        """Wait until the replicas have use for the request: for any one before it has grown, for its own behind that.
+
+        Raises what it is ended with meanwhile.
+        """
+        await self._admission.turn(self)
+
     def ends_by(self, end: Callable[[ServeError], None]) -> None:
         """Say how to end the request where the router is stopped, or its key revoked, before it is over."""
         self._end = end
@@ -104,6 +117,7 @@ class Ticket:
         """End the request, once."""
         end, self._end = self._end, _nothing_to_end
         end(error)
+        self._admission.fail(self, error)
 
     def give_back(self, completed: Mapping[str, int] | None = None) -> None:
         """The request is over; so many of its sequences ended by themselves, by model."""
@@ -139,12 +153,13 @@ class Admission:
         self._jitter = jitter
         self._active = Active(clock)
         self._gates: dict[str, Gate] = {}
-        self._door = self._new_gate(self.settings.max_open_requests)
+        self._door = self._new_gate(self.settings.max_open_requests, Turns(self._may_pass, self._used_by))
         self._tickets: dict[Ticket, None] = {}
         self._unknown: Counter[str] = Counter()  # tickets that have not grown, by flow
         self._closed: Unavailable | None = None  # who is inside goes on
         self._stopped: Unavailable | None = None
         self._left = asyncio.Event()
+        self._last_told_at = 0.0  # when the refusal that was made last is told
 
     @property
     def num_open(self) -> int:
@@ -186,6 +201,14 @@ class Admission:
         self._unknown[share.flow] += 1
         return ticket
 
+    async def may_tell(self) -> None:
+        """Wait until one more client may be told that it is refused."""
+        now = self._clock()
+        told_at = max(now, self._last_told_at + 1 / REFUSALS_PER_S)
+        self._last_told_at = min(told_at, now + MAX_REFUSAL_DELAY_S)
+        if self._last_told_at > now:
+            await asyncio.sleep(self._last_told_at - now)
+
     def grow(self, ticket: Ticket, sizes: Mapping[str, int]) -> None:
         """As Ticket.grow."""
         assert ticket in self._tickets, "the ticket was given back"
@@ -217,6 +240,22 @@ class Admission:
         self._note(self._rooms(), completed)
         for model, size in ticket.sizes.items():
             self._gates[model].add(ticket.share.flow, -size)
+            self._gates[model].turns.leave(ticket, ticket.share.flow)
+        self._door.turns.leave(ticket, ticket.share.flow)
+
+    async def turn(self, ticket: Ticket) -> None:
+        """As Ticket.turn."""
+        if not ticket.is_known:
+            await self._door.turns.wait(ticket, ticket.share)
+            return
+        self._door.turns.leave(ticket, ticket.share.flow)
+        for model in sorted(ticket.sizes):
+            await self._gates[model].turns.wait(ticket, ticket.share, ticket.sizes[model])
+
+    def fail(self, ticket: Ticket, error: ServeError) -> None:
+        """End the ticket's wait for its turn, if it waits."""
+        for gate in (self._door, *(self._gates[model] for model in ticket.sizes)):
+            gate.turns.fail(ticket, error)
 
     def stop(self, error: Unavailable) -> None:
         """Let nobody in any more, and end every request that is open."""
@@ -248,12 +287,27 @@ class Admission:
 
     def _gate(self, model: str, room: Room) -> Gate:
         if model not in self._gates:
-            self._gates[model] = self._new_gate(max(1, room.num_places))
+            self._gates[model] = self._new_gate(max(1, room.num_places), Turns(partial(self._may_begin, model)))
         return self._gates[model]
 
-    def _new_gate(self, num_places: int) -> Gate:
+    def _new_gate(self, num_places: int, turns: Turns) -> Gate:
         """Before anything is measured, a full queue is believed to empty within the longest wait that is borne."""
-        return Gate(pace=Pace(num_places / self.settings.max_wait_s, now=self._clock()))
+        return Gate(pace=Pace(num_places / self.settings.max_wait_s, now=self._clock()), turns=turns)
+
+    def _may_begin(self, model: str, flow: str, total: int, own: int) -> bool:
+        """Return whether the model's replicas have use for one more request of the flow."""
+        room = self._rooms().get(model)
+        return is_room(0 if room is None else room.num_slots, part=self._active.part_of(flow), total=total, own=own)
+
+    def _may_pass(self, flow: str, total: int, own: int) -> bool:
+        """Return whether some model's have, beside so many requests that may be for the same."""
+        turns = {model: self._gate(model, room).turns for model, room in self._rooms().items()}
+        return not turns or any(
+            self._may_begin(model, flow, each.num_at_work + total, each.of(flow) + own) for model, each in turns.items()
+        )
+
+    def _used_by(self, flow: str) -> int:
+        return sum(gate.turns.of(flow) for gate in self._gates.values())
 
     def _excess(self, model: str, room: Room, share: Share, size: int, unknown: Mapping[str, int]) -> Excess | None:
         """unknown: tickets that count as one sequence each, by flow"""

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
+from serve_app.api.completion import CompletionRequest
+from serve_app.api.explanation import ExplainedPart, LimitState, Room
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, ModelLoading, ReplicaLost
 from serve_app.core.names import ModelRef
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
+from serve_app.core.prompt import Tokenization, TokenizeRequest
+from serve_app.core.request import GenerationRequest, leaves_no_room
+from serve_app.router.fleet import MAX_NAMED, View
 from serve_app.router.link import ReplicaLink
-from serve_app.router.view import View
+from serve_app.router.router import Router
 
-MAX_NAMED = 10
 Result = TypeVar("Result")
 
 
@@ -72,3 +75,99 @@ class Inquiries:
             except ReplicaLost:
                 continue
         return await ask(links[-1])
+
+
+class Explainer:
+    """Answers as the tenant whose router it has would be answered."""
+
+    def __init__(self, router: Router, inquiries: Inquiries) -> None:
+        self._router = router
+        self._inquiries = inquiries
+
+    @property
+    def limits(self) -> dict[str, LimitState]:
+        """The tenant's limits per minute."""
+        return {
+            meter.value: LimitState(limit=rate.limit, remaining=rate.remaining, reset_s=rate.reset_s)
+            for meter, rate in self._router.rates.items()
+        }
+
+    async def explain(self, request: CompletionRequest) -> list[ExplainedPart]:
+        """Each prompt for each model, in the order of their choices. Raises whatever the request itself would.
+
+        It is one of the requests that are open, as its cutting into tokens is work of a replica.
+        """
+        ticket = self._router.enter()
+        try:
+            return await self._parts(request)
+        finally:
+            ticket.give_back()
+
+    async def _parts(self, request: CompletionRequest) -> list[ExplainedPart]:
+        settled = self._router.settled(request)
+        known: dict[tuple[str, int], int | None] = {}
+        parts = []
+        for each in self._router.lowered(settled, "explain"):
+            place = (each.model.base, each.prompt_index)
+            if place not in known:
+                known[place] = await self._count(each)
+            card = self._inquiries.card(each.model.name)
+            defaults = settled.defaults_of(card.default_sampling)
+            parts.append(self._explained(each, card, known[place], defaults))
+        return parts
+
+    def _explained(
+        self, request: GenerationRequest, card: ModelCard, num_tokens: int | None, defaults: Mapping[str, float]
+    ) -> ExplainedPart:
+        room = room_of(request, num_tokens, max_model_len=card.max_model_len)
+        longest = room.max_completion_tokens if room.max_completion_tokens is not None else card.max_model_len
+        prompt = room.kept_tokens if room.kept_tokens is not None else card.max_model_len
+        price = self._router.prices.of(request.model.base, request.model.adapter)
+        cost = price.cost(prompt_tokens=prompt, cached_tokens=0, completion_tokens=request.n * longest)
+        return ExplainedPart(
+            model=request.model,
+            prompt_index=request.prompt_index,
+            num_completions=request.n,
+            max_model_len=card.max_model_len,
+            room=room,
+            cost=0 if room.reason else cost,
+            defaults=defaults,
+        )
+
+    async def _count(self, request: GenerationRequest) -> int | None:
+        """The tokens of a prompt; None of a gap, and beside images, which are seen by who computes them."""
+        if request.infill is not None or request.prompt.images:
+            return None
+        if request.conversation is not None:
+            if request.conversation.images:
+                return None
+            return await self._tokens(request, TokenizeRequest(conversation=request.conversation, param="messages"))
+        found, adds_special = request.prompt.num_ids, request.prompt.adds_special
+        for at, part in enumerate(request.prompt.parts):
+            if isinstance(part, str):
+                found += await self._tokens(request, TokenizeRequest(text=part, adds_special=adds_special and at == 0))
+        return found
+
+    async def _tokens(self, request: GenerationRequest, asked: TokenizeRequest) -> int:
+        return len((await self._inquiries.tokenize(request.model.name, asked)).token_ids)
+
+
+def room_of(request: GenerationRequest, num_tokens: int | None, *, max_model_len: int) -> Room:
+    """What the context leaves a prompt of so many tokens, and its completion."""
+    if num_tokens is None:
+        return Room(prompt_tokens=None)
+    context, wanted = request.context, request.stop.max_tokens
+    kept = context.num_wanted(num_tokens, max_tokens=wanted, max_model_len=max_model_len)
+    kept = context.num_kept(kept, max_tokens=wanted, max_model_len=max_model_len)
+    if leaves_no_room(kept, wanted, max_model_len=max_model_len):
+        reason = f"The prompt has {kept} tokens, and the model's context is {max_model_len}."
+        return Room(prompt_tokens=num_tokens, kept_tokens=kept, reason=reason)
+    room = max_model_len - kept
+    if wanted is not None and wanted > room and not context.shortens_completion:
+        reason = f'"{context.max_tokens_name}" must be at most {room} beside a prompt of {kept} tokens; found {wanted}.'
+        return Room(prompt_tokens=num_tokens, kept_tokens=kept, reason=reason)
+    return Room(
+        prompt_tokens=num_tokens,
+        kept_tokens=kept,
+        max_completion_tokens=room if wanted is None else min(wanted, room),
+    )

@@ -8,22 +8,28 @@ from dataclasses import dataclass, replace
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.shown import shown
-from serve_app.catalog.mixes import write_mix
+from serve_app.api.embeddings import EmbeddingRequest
+from serve_app.api.error_text import shown
+from serve_app.catalog.resolve import write_mix
 from serve_app.core.cards import ModelCard
-from serve_app.core.constraint import Constraint
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
-from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Image, Prompt
+from serve_app.core.request import (
+    DRY_BASE,
+    Constraint,
+    ContextParams,
+    DryParams,
+    GenerationRequest,
+    LogprobParams,
+    RecordParams,
+    SamplingParams,
+    StopParams,
+    UnencodedParams,
+)
 from serve_app.core.tenants import LOCAL, Tenant
-from serve_app.router.calling import constraint_of
-from serve_app.router.message import marks_to_show, writing_of
-from serve_app.router.recording import record_wanted
-from serve_app.router.sampling import lower_sampling, unencoded
-from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import Form
+from serve_app.router.message import constraint_of, marks_to_show, writing_of
+from serve_app.tools.forms import Form, call_constraint
 
 CardOf = Callable[[ModelRef], ModelCard]
 
@@ -312,3 +318,139 @@ def _check_amount(request: CompletionRequest, *, max_model_len: int) -> None:
             must=f"be such that completions times it are at most {request.max_total_tokens}",
             found=f"{request.num_choices} × {each}",
         )
+
+
+SEED_MASK = 2**63 - 1
+WHOLE_CONTEXT = 2**31 - 1
+LOWEST_REPETITION_PENALTY = 0.01
+"""Stands for all that is less: a division by 0 has no value."""
+
+
+def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingParams:
+    """How tokens are chosen; the seed is the request's, or the one that it draws.
+
+    Raises InvalidRequest for a biased token id that the model does not have, unless the dialect ignores it.
+    """
+    seed = request.seeded().seed
+    assert seed is not None
+    return SamplingParams(
+        temperature=request.temperature,
+        top_k=request.top_k,
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=seed & SEED_MASK,
+        typical_p=request.typical_p,
+        top_n_sigma=max(0.0, request.top_n_sigma),
+        min_keep=request.min_keep,
+        xtc_probability=request.xtc_probability,
+        xtc_threshold=request.xtc_threshold,
+        dynamic_temperature_range=request.dynatemp_range,
+        dynamic_temperature_exponent=request.dynatemp_exponent,
+        mirostat=request.mirostat or 0,
+        mirostat_tau=request.mirostat_tau,
+        mirostat_eta=request.mirostat_eta,
+        samplers=request.samplers_in_order,
+        repetition_penalty=max(LOWEST_REPETITION_PENALTY, request.repetition_penalty),
+        presence_penalty=request.presence_penalty,
+        frequency_penalty=request.frequency_penalty,
+        penalty_window=WHOLE_CONTEXT if request.repeat_last_n == -1 else request.repeat_last_n,
+        repetition_sees_prompt=request.dialect.repetition_sees_prompt,
+        logit_bias=_biased_ids(request, vocab_size),
+        allowed_token_ids=request.allowed_token_ids or (),
+        dry=_dry(request),
+    )
+
+
+def unencoded(request: CompletionRequest) -> UnencodedParams:
+    """What the tokenizer is still to make of it."""
+    return UnencodedParams(
+        logit_bias=tuple((key, bias) for key, bias in request.logit_bias if isinstance(key, str)),
+        dry_breakers=request.dry_sequence_breakers if _dry(request) is not None else (),
+        bad_words=request.bad_words,
+    )
+
+
+def _dry(request: CompletionRequest) -> DryParams | None:
+    """A base below 1 would reward repetition; llama.cpp takes its default instead."""
+    if request.dry_multiplier == 0 or request.dry_penalty_last_n == 0:
+        return None
+    return DryParams(
+        multiplier=request.dry_multiplier,
+        base=request.dry_base if request.dry_base >= 1 else DRY_BASE,
+        allowed_length=request.dry_allowed_length,
+        window=None if request.dry_penalty_last_n == -1 else request.dry_penalty_last_n,
+    )
+
+
+def _biased_ids(request: CompletionRequest, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for key, bias in request.logit_bias:
+        if isinstance(key, str):
+            continue
+        if 0 <= key < vocab_size:
+            pairs.append((key, bias))
+        elif not request.dialect.ignores_unknown_bias:
+            must = f"name token ids from 0 to {vocab_size - 1}, or texts"
+            raise InvalidRequest.refusing("logit_bias", must=must, found=f"the id {shown(key)}")
+    return tuple(pairs)
+
+
+STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
+
+
+def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams | None:
+    """None where nothing is wanted. Raises UnsupportedParameter for what is not allowed of this model."""
+    if isinstance(request, EmbeddingRequest):
+        return _embedding(request, card)
+    states, experts = request.return_hidden_states, request.return_routed_experts
+    if not states and not experts:
+        return None
+    if states and not card.records.returns_hidden_states:
+        raise _not_allowed(STATES, states, card)
+    if experts and not card.records.returns_routed_experts:
+        raise _not_allowed(EXPERTS, experts, card)
+    if not states:
+        return RecordParams(experts=True, name=EXPERTS)
+    if request.shows_last_state:
+        return RecordParams(hidden_states="last", experts=experts, name=STATES)
+    is_echoed = request.echo or request.echo_last > 0
+    return RecordParams(
+        hidden_states="all" if is_echoed else "drawn", echoed=request.echo_last, experts=experts, name=STATES
+    )
+
+
+def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
+    form = card.records.embedding
+    if form is None or form.reason is not None:
+        must, remedy = "name a model with embeddings", 'Its operator chooses what they are by "pooling" in its args.'
+        found = f"{card.name}, which has none" + (f": {form.reason}" if form is not None else "")
+        raise UnsupportedParameter.refusing("model", must=must, found=found, remedy=remedy)
+    _check_dimensions(request.dimensions, card)
+    return RecordParams(
+        hidden_states=form.pooling, name=request.prompt_name, dimensions=request.dimensions, embedding=form
+    )
+
+
+def _check_dimensions(wanted: int | None, card: ModelCard) -> None:
+    """Numbers that are left out say something unless the model was trained to have the first say most."""
+    allowed = sorted({*card.records.embedding_sizes, card.records.hidden_size} - {0})
+    is_free = 0 in card.records.embedding_sizes and (wanted or 0) <= card.records.hidden_size
+    if wanted is None or wanted in allowed or is_free:
+        return
+    must = (
+        " or ".join(map(str, allowed))
+        if 0 not in card.records.embedding_sizes
+        else f"at most {card.records.hidden_size}"
+    )
+    raise InvalidRequest.refusing(
+        "dimensions", must=f"be {must}, as {card.name} was trained for no others", found=str(wanted)
+    )
+
+
+def _not_allowed(name: str, found: object, card: ModelCard) -> UnsupportedParameter:
+    return UnsupportedParameter.refusing(
+        name,
+        must=f"be false, as {card.name} is not configured to return them",
+        found=shown(found),
+        remedy=f'Its operator allows it with "{name}: true" in its args.',
+    )

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from serve_app.api.chunks import dump
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.native import chosen_fields, native_settings
 from serve_app.api.responses import Choice
+from serve_app.api.sse import dump
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
-from serve_app.router.compose import Composer, Part
-from serve_app.router.event import Event
-from serve_app.router.run import Run
-from serve_app.router.tally import Tally
+from serve_app.core.prompt import Image, Prompt
+from serve_app.router.render import Composer, Part
+from serve_app.router.run import Event, Run
+from serve_app.router.stats import Tally
 
 
 class NativeRenderer:

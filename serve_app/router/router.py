@@ -8,26 +8,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.listing import dialects_body
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.model_list import ModelEntry, list_models, mix_entry
+from serve_app.api.listings import ModelEntry, dialects_body, list_models, mix_entry
 from serve_app.core.cards import ModelCard
-from serve_app.core.errors import ContextOverflow, ServeError
+from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
+from serve_app.core.ledger import Prices
 from serve_app.core.names import ModelRef
-from serve_app.core.prices import Prices
+from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import LOCAL, Tenant
-from serve_app.router.account import Permit, Rates
+from serve_app.router.accounting import Books
 from serve_app.router.admission import Admission, Ticket
-from serve_app.router.books import Books
-from serve_app.router.fleet import Fleet
+from serve_app.router.fleet import Fleet, Placement
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.message import Writing, writing_of
-from serve_app.router.placement import Placement
+from serve_app.router.quotas import Permit, Rates
 from serve_app.router.run import Run, RunSettings
-from serve_app.router.suffixes import with_suffix_mode
 
 MAX_ASKED = 64
 """Of a list of models that was not checked yet, so many are asked for their dialect."""
@@ -247,3 +244,28 @@ class Router:
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]
+
+
+LACKS = "has no tokens for prefix, suffix and middle"
+
+
+def with_suffix_mode(request: CompletionRequest, card: ModelCard) -> CompletionRequest:
+    """The request with `suffix_mode` as it is carried out with this model; as it was where it has no suffix.
+
+    Raises InvalidRequest where the model is asked for what it cannot do, NotSupported where nothing else was asked for.
+    """
+    if request.gap is not None:
+        if not card.fills_gaps:
+            raise NotSupported(f"{card.name} fills no gaps: its tokenizer {LACKS}.", "model")
+        return request.model_copy(update={"suffix_mode": SuffixMode.FIM})
+    if not request.suffix:
+        return request
+    if request.suffix_mode is SuffixMode.FIM and not card.fills_gaps:
+        must = f'be "append" or absent with {card.name}, whose tokenizer {LACKS}'
+        raise InvalidRequest.refusing("suffix_mode", must=must, found='"fim"')
+    return request.model_copy(update={"suffix_mode": request.suffix_mode or _usual(request, card)})
+
+
+def _usual(request: CompletionRequest, card: ModelCard) -> SuffixMode:
+    is_infill = card.fills_gaps and request.dialect.suffix is Suffix.INFILL
+    return SuffixMode.FIM if is_infill else SuffixMode.APPEND

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
 from serve_app.core.delta import Delta
-from serve_app.core.errors import DeadlineExceeded, ReplicaLost, ServeError
+from serve_app.core.errors import (
+    AdapterNotFound,
+    AdapterUnusable,
+    DeadlineExceeded,
+    EngineFailed,
+    ReplicaLost,
+    ServeError,
+)
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
-from serve_app.router.attempt import Attempt, Homeless
-from serve_app.router.event import Event
-from serve_app.router.fleet import ALL_LOST, Fleet
-from serve_app.router.inbox import Inbox
+from serve_app.router.fleet import ALL_LOST, Fleet, Placement
 from serve_app.router.link import ReplicaLink
-from serve_app.router.placement import Placement
-from serve_app.router.tally import Tally
+from serve_app.router.stats import Tally
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -75,6 +80,7 @@ class Run:
         self._num_submissions = 0
         self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._ends_at = time.monotonic() + self._settings.timeout_s
         self._has_left = self.is_refused = False
 
     @property
@@ -97,11 +103,19 @@ class Run:
         """What each model's part came to."""
         return self._tallies_by(lambda request: request.model)
 
+    async def in_turn(self, turn: Awaitable[None]) -> None:
+        """Wait for the run's turn to start. Raises DeadlineExceeded where that takes all the time it has."""
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                await turn
+        except TimeoutError:
+            raise self._too_late() from None
+
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
         try:
             self._accepted = loop.create_future()
-            self._timer = loop.call_later(self._settings.timeout_s, self._expire)
+            self._timer = loop.call_later(self._seconds_left, self._expire)
             self._homeless = [Homeless(request=request, part=part) for part, request in enumerate(self.requests)]
             self._settle()
             await self._accepted
@@ -273,8 +287,15 @@ class Run:
             link.resume(request_ids)
 
     def _expire(self) -> None:
+        self.fail(self._too_late())
+
+    @property
+    def _seconds_left(self) -> float:
+        return max(0.0, self._ends_at - time.monotonic())
+
+    def _too_late(self) -> DeadlineExceeded:
         timeout_s = self._settings.timeout_s
-        self.fail(DeadlineExceeded(f"The request took longer than {timeout_s:g} s.", None, {"timeout_s": timeout_s}))
+        return DeadlineExceeded(f"The request took longer than {timeout_s:g} s.", None, {"timeout_s": timeout_s})
 
     def _leave(self) -> None:
         self._has_left = True
@@ -303,3 +324,143 @@ class Run:
         for request_id, attempt in self._attempts.items():
             running.setdefault(attempt.link, []).append(request_id)
         return running
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A delta with its place in the response.
+
+    index: of the choice, part times `n` plus sample
+    part:  of the client's request, model index times prompts plus prompt index
+    completion_tokens: of the choice so far, this delta included
+    """
+
+    index: int
+    part: int
+    delta: Delta
+    completion_tokens: int = 0
+
+
+Arrival = Event | ServeError
+
+
+class Inbox:
+    """A queue of one reader.
+
+    max_pending: of entries that wait; None is no bound
+    on_full:     called when more wait;  on_slack: called when half of the bound is free again, and only after it
+
+    The bound refuses nothing: what is on its way while the sender is asked to pause still has its place.
+    """
+
+    def __init__(self, max_pending: int | None, *, on_full: Callable[[], None], on_slack: Callable[[], None]) -> None:
+        self._max_pending = max_pending
+        self._on_full = on_full
+        self._on_slack = on_slack
+        self._entries: deque[Arrival] = deque()
+        self._arrived: asyncio.Future[None] | None = None  # of a reader that waits
+        self._is_full = False
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the sender was asked to pause and not yet to go on."""
+        return self._is_full
+
+    def put(self, entry: Arrival) -> None:
+        self._entries.append(entry)
+        if self._arrived is not None and not self._arrived.done():
+            self._arrived.set_result(None)
+        if self._max_pending is not None and len(self._entries) > self._max_pending and not self._is_full:
+            self._is_full = True
+            self._on_full()
+
+    async def take(self) -> Arrival:
+        """The oldest entry. A reader that is cancelled while it waits has taken nothing."""
+        while not self._entries:
+            self._arrived = asyncio.get_running_loop().create_future()
+            await self._arrived
+        entry = self._entries.popleft()
+        self._slacken()
+        return entry
+
+    def drop(self, part: int) -> None:
+        """Throw away the events of a part of the request."""
+        kept = [each for each in self._entries if isinstance(each, ServeError) or each.part != part]
+        self._entries = deque(kept)
+        self._slacken()
+
+    def _slacken(self) -> None:
+        if self._is_full and self._max_pending is not None and 2 * len(self._entries) <= self._max_pending:
+            self._is_full = False
+            self._on_slack()
+
+
+MAX_PLACEMENTS = 3
+"""Replicas that a prompt is given to before its loss is the client's."""
+MAX_FAILURES = 1
+"""Failures that a prompt survives: one that fails again is likely at fault itself."""
+FAILURES = EngineFailed, AdapterNotFound, AdapterUnusable
+"""What another replica may not fail with. A replica can lose files of an adapter that its card still has."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """A prompt as it was given to a replica.
+
+    request:   with an id that no other attempt has, so that nothing which comes late is taken for news
+    part:      which of the run's requests it is of
+    number:    from 1;  num_failures: in the attempts before, losses of replicas left out
+    held:      events kept back until the prompt is complete
+    has_shown: whether the reader has taken any of its events; then it cannot be made again
+    """
+
+    request: GenerationRequest
+    link: ReplicaLink
+    part: int
+    number: int
+    num_failures: int = 0
+    num_unfinished: int = 0
+    has_shown: bool = False
+    held: list[Event] = field(default_factory=list)
+
+    def may_be_repeated(self, error: ServeError) -> bool:
+        """Whether the client need not be told of this error."""
+        if self.has_shown or self.number >= MAX_PLACEMENTS or not isinstance(error, FAILURES):
+            return False
+        return isinstance(error, ReplicaLost) or self.num_failures < MAX_FAILURES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Homeless:
+    """A prompt that is to be given to a replica, with what the attempts before came to."""
+
+    request: GenerationRequest
+    part: int
+    number: int = 1
+    num_failures: int = 0
+
+    @classmethod
+    def after(cls, attempt: Attempt, error: ServeError) -> Homeless:
+        """What is left when an attempt was lost to this error."""
+        return cls(
+            request=attempt.request,
+            part=attempt.part,
+            number=attempt.number + 1,
+            num_failures=attempt.num_failures + (not isinstance(error, ReplicaLost)),
+        )
+
+    def on(self, link: ReplicaLink, response_id: str) -> Attempt:
+        """The next attempt. The first one is named by the part alone."""
+        name = f"{response_id}/{self.part}"
+        request_id = name if self.number == 1 else f"{name}/{self.number}"
+        return Attempt(
+            request=replace(self.request, request_id=request_id),
+            link=link,
+            part=self.part,
+            number=self.number,
+            num_failures=self.num_failures,
+            num_unfinished=self.request.n,
+        )

@@ -9,18 +9,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import HEADER
+from serve_app.api.dialects import HEADER
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.responding import RESPONSES
 from serve_app.core.errors import ServeError
-from serve_app.core.quotas import Amount
-from serve_app.core.tenants import LOCAL, Identity
-from serve_app.router.account import Permit
+from serve_app.core.tenants import LOCAL, Amount, Identity
+from serve_app.router.accounting import ERROR, Books
 from serve_app.router.admission import Ticket
-from serve_app.router.books import ERROR, Books
-from serve_app.router.excerpts import Excerpts, is_sampled
+from serve_app.router.quotas import Permit
 from serve_app.router.run import Run
+from serve_app.router.stats import Excerpts, is_sampled
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
 OF_HEADERS = ("content-type", "content-length", "x-request-timeout", HEADER.lower())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from multiprocessing.connection import Connection
+from typing import Any
 
 import jinja2
 
-from serve_app.templates.environment import compiled, environment, variables_of
-from serve_app.templates.limits import TemplateLimits
-from serve_app.templates.marks import Marks
+from serve_app.sandbox.child import bound_memory, bound_time, send_pid
+from serve_app.templates.environment import Marks, compiled, environment, variables_of
 from serve_app.templates.messages import (
     Members,
     Shown,
@@ -22,6 +24,34 @@ from serve_app.templates.messages import (
     shows_parts_as_python,
     variants,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateLimits:
+    """A template is a model's maker's to write and messages are a tenant's, so everything they cost is bounded.
+
+    max_cpu_s:      processor time of one rendering, after which its process is ended by the kernel
+    max_wall_s:     the same on the clock, where others have the processors
+    courtesy_s:     after so long a rendering runs at lower priority than the engine
+    max_bytes:      memory of one rendering beside the template
+    max_chars:      of the text that comes out
+    max_renderings: at once, of conversations of at most `short_chars`, and of longer ones
+    short_chars:    characters of a conversation's JSON
+    max_waiting:    conversations that are rendered or wait for it; more are refused
+    """
+
+    max_cpu_s: float = 1.0
+    max_wall_s: float = 1.4
+    courtesy_s: float = 0.2
+    max_bytes: int = 512 << 20
+    max_chars: int = 8_000_000
+    max_renderings: tuple[int, int] = (3, 1)
+    short_chars: int = 65_536
+    max_waiting: int = 512
+
+
+DEFAULT_LIMITS = TemplateLimits()
+
 
 MARKS_LEFT = "the template does not show the last message, which is to be continued"
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "blackberry", "arguments": '{"cherry": 1}'}}
@@ -199,3 +229,83 @@ class Template:
     def _with_marks(self, besides: str) -> tuple[Marks, jinja2.Template]:
         marks = Marks(self._work.special_names, self._source + besides)
         return marks, compiled(self._source, self._around, marks.put)
+
+
+COME = b"come"
+MAX_JOBS = 1000
+"""Of one child, so that whatever it gathers is let go of."""
+
+
+def prepare(work: Work) -> Callable[[Connection], None]:
+    """Each child takes conversations one after the other, answers each, and ends with the other side.
+
+    Each is told to have come before it is looked at: what is lost behind that was lost to it.
+    """
+    bound_memory(work.limits.max_bytes)  # before anything is compiled, which computes what is constant
+    templates = _compiled(work)
+
+    def take_many(connection: Connection) -> None:
+        for _ in range(MAX_JOBS):
+            send_pid(connection)
+            received = connection.recv_bytes()
+            connection.send_bytes(COME)
+            bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
+            connection.send_bytes(_answer(json.loads(received), templates))
+            bound_time(cpu_s=0, wall_s=0)
+
+    return take_many
+
+
+def _compiled(work: Work) -> Templates | Refused:
+    """The templates, once a child of ours has seen that compiling them ends well; or why there are none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
+        with suppress(BaseException):
+            _try_to_compile(work, writing)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8", errors="replace") as told:
+        found = [json.loads(line) for line in told]
+    os.waitpid(child, 0)
+    if not found or "failure" in found[0]:
+        return Refused(found[0]["failure"] if found else "it takes too much time or memory to compile")
+    templates = Templates(work)
+    if len(found) > 1:  # else what it shows cannot be found out
+        one, other = found[1]["shown"]
+        templates.shown = Shown(**one), Shown(**other)
+    return templates
+
+
+def _try_to_compile(work: Work, writing: int) -> None:
+    def tell(**found: object) -> None:
+        os.write(writing, json.dumps(found).encode() + b"\n")
+
+    try:
+        templates = Templates(work)
+    except jinja2.TemplateSyntaxError as error:
+        tell(failure=f"it cannot be compiled: {error.message} at line {error.lineno}"[:500])
+        return
+    tell()
+    tell(shown=[asdict(each) for each in templates.look()])
+
+
+def _answer(job: Mapping[str, Any], templates: Templates | Refused) -> bytes:
+    """source: what is to be rendered; None only asks whether tools are shown"""
+    try:
+        if isinstance(templates, Refused):
+            raise templates
+        if job["source"] is None:
+            return json.dumps({"shows_tools": templates.shown[1].tools}).encode()
+        text, foreign = templates.render(job["source"], continues_last=job["continues_last"])
+        return json.dumps({"text": text, "foreign": foreign}, ensure_ascii=False).encode()
+    except Refused as refused:
+        why = str(refused)
+    except jinja2.TemplateError as error:
+        why = f"it says: {error.message or type(error).__name__}"
+    except MemoryError:
+        why = "it takes too much memory"
+    except Exception as error:
+        why = f"it fails with {type(error).__name__}: {error}"
+    return json.dumps({"refused": why[:500].rstrip(".")}).encode()

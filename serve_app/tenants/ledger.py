@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from datetime import date
+from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Executable, Table, bindparam, func, select
+from sqlalchemy import Connection, Engine, Executable, Table, bindparam, delete, func, literal, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DataError, IntegrityError
 
-from serve_app.core.ledger import SUMS, UNATTRIBUTED, Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Price, Prices
-from serve_app.tenants import ledger_tables as tables
-from serve_app.tenants.meters import period_of
-from serve_app.tenants.mixes import Mixes
-from serve_app.tenants.tables import creating
+from serve_app.core.ledger import (
+    DIMENSIONS,
+    OTHER_MIXES,
+    SUMS,
+    UNATTRIBUTED,
+    Counted,
+    Price,
+    Prices,
+    Row,
+    UsageLine,
+    UsageQuestion,
+    as_csv,
+)
+from serve_app.core.tenants import NANO
+from serve_app.tenants import tables
+from serve_app.tenants.declaration import is_name
+from serve_app.tenants.errors import TenancyError
+from serve_app.tenants.lending import period_of
+from serve_app.tenants.tables import FORGOTTEN, counted, creating, replicas, rows
 
 logger = logging.getLogger(__name__)
 
@@ -273,3 +289,149 @@ def _spent_of(rows: Iterable[Row]) -> dict[Key, Sums]:
         spent = {name: getattr(row, name) for name in tables.SPENT}
         sums.setdefault((row.tenant, row.model), Counter()).update(spent)
     return sums
+
+
+MAX_MIXES = 64
+"""Of a tenant on one model, that have a line of their own in a day."""
+
+
+class Mixes:
+    """As one transaction finds and makes them.
+
+    Adapters are as many as an administrator has registered, mixes as many as there are numbers: beyond the first ones
+    of a day, all of a tenant's on one model share a line. Rows keep the whole name.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._known: dict[Key, set[str]] = {}
+
+    def line_of(self, place: Key, adapter: str) -> str:
+        """place: day, tenant and model"""
+        if not _is_mix(adapter):
+            return adapter
+        if place not in self._known:
+            self._known[place] = self._found(place)
+        known = self._known[place]
+        if adapter not in known and len(known) >= MAX_MIXES:
+            return OTHER_MIXES
+        known.add(adapter)
+        return adapter
+
+    def _found(self, place: Key) -> set[str]:
+        days = tables.days.c
+        day, tenant, model = place
+        wanted = select(days.adapter).distinct().where(days.day == day, days.tenant == tenant, days.model == model)
+        return {adapter for (adapter,) in self._connection.execute(wanted) if _is_mix(adapter)} - {OTHER_MIXES}
+
+
+def _is_mix(adapter: str) -> bool:
+    """Names of adapters have neither sign."""
+    return "*" in adapter or "+" in adapter
+
+
+DAY_S = 86_400.0
+BATCH = 5_000
+"""Rows of one transaction, so that whoever writes beside it waits for a moment alone."""
+
+
+def prune(engine: Engine, *, now: float, days: int) -> int:
+    """Remove the rows of requests that ended more than so many days ago; returns how many that were. What replicas
+    counted that were not heard of for so long is forgotten as well: it is in the totals.
+
+    now: Unix seconds
+
+    A row that a router brings again after that would be taken for a new one; routers bring rows for as long as they
+    live and cannot reach the store, so let days be more than that.
+    """
+    before = period_of(now - days * DAY_S, is_monthly=False)
+    removed = 0
+    while found := _remove_some(engine, before):
+        removed += found
+    _note_replicas(engine, period_of(now, is_monthly=False))
+    while _forget_one(engine, before):
+        pass
+    return removed
+
+
+def _remove_some(engine: Engine, before: str) -> int:
+    old = select(rows.c.id).where(rows.c.day < before).limit(BATCH)
+    with engine.begin() as connection:
+        return connection.execute(delete(rows).where(rows.c.id.in_(old.scalar_subquery()))).rowcount
+
+
+def _note_replicas(engine: Engine, today: str) -> None:
+    """Those that an earlier version wrote down without the day were heard of today."""
+    unknown = counted.c.replica_id.not_in(select(replicas.c.replica_id))
+    found = select(counted.c.replica_id, literal(today)).where(unknown).distinct()
+    with engine.begin() as connection:
+        connection.execute(replicas.insert().from_select(["replica_id", "day"], found))
+
+
+def _forget_one(engine: Engine, before: str) -> bool:
+    """Whether there was one. That it was is kept: should it speak again, nothing is counted twice."""
+    gone = select(replicas.c.replica_id).where(replicas.c.day < before, replicas.c.day != FORGOTTEN).limit(1)
+    with engine.begin() as connection:
+        replica_id = connection.execute(gone).scalar()
+        if replica_id is None:
+            return False
+        connection.execute(delete(counted).where(counted.c.replica_id == replica_id))
+        connection.execute(update(replicas).where(replicas.c.replica_id == replica_id).values(day=FORGOTTEN))
+    return True
+
+
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices")
+COLUMNS: Mapping[str, str] = MappingProxyType(
+    {**dict.fromkeys(COUNTS, "integer"), "engine_seconds": "number", "cost": "number"}
+)
+"""Behind what is asked for by, each with its type as JSON Schema has it. Cost is in the currency of the prices."""
+
+
+def question_of(arguments: Mapping[str, object]) -> UsageQuestion:
+    """Of `by` (names between commas), `tenant`, `since`, `until`. Raises TenancyError."""
+    by = tuple(name.strip() for name in str(arguments.get("by") or "tenant,model,day").split(","))
+    if not set(by) <= set(DIMENSIONS) or len(set(by)) < len(by):
+        raise TenancyError(f"by must be some of {', '.join(DIMENSIONS)}, each once; found {','.join(by)[:96]!r}.")
+    days = {name: str(arguments.get(name) or "") for name in ("since", "until")}
+    for name, day in days.items():
+        if day and not _is_day(day):
+            raise TenancyError(f"{name} must be a day like 2026-11-22; found {day[:96]!r}.")
+    tenant = arguments.get("tenant")
+    if tenant is not None and not is_name(str(tenant)):
+        raise TenancyError(f"tenant must be the name of one; found {str(tenant)[:96]!a}.")
+    return UsageQuestion(by=by, tenant=None if tenant is None else str(tenant), **days)
+
+
+def columns_of(question: UsageQuestion) -> dict[str, str]:
+    """Names and types of what each line of a report has, also where it has none."""
+    return {**dict.fromkeys(question.by, "string"), **COLUMNS}
+
+
+def report_of(lines: Sequence[UsageLine]) -> list[dict[str, object]]:
+    """One flat object per line."""
+    return [
+        {
+            **line.by,
+            **{name: line.sums[name] for name in COUNTS},
+            "engine_seconds": line.sums["engine_ns"] / NANO,
+            "cost": line.sums["cost"] / NANO,
+        }
+        for line in lines
+    ]
+
+
+def _is_day(text: str) -> bool:
+    """Whether the calendar has it, written the one way in which days are compared."""
+    try:
+        return DAY.fullmatch(text) is not None and bool(date.fromisoformat(text))
+    except ValueError:
+        return False
+
+
+def csv_of(answer: Mapping[str, object]) -> str:
+    """What the office answered of usage, as comma-separated values."""
+    columns, data = answer["columns"], answer["data"]
+    assert isinstance(columns, dict)
+    assert isinstance(data, list)
+    return as_csv(columns, data)

@@ -14,10 +14,8 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from serve_app.core.tenants import Tenant
 from serve_app.tenants import records, tables
 from serve_app.tenants.declaration import told_of
-from serve_app.tenants.directory import Directory
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError, unopened
-from serve_app.tenants.keys import Key
-from serve_app.tenants.pepper import fingerprint_of
+from serve_app.tenants.keys import Directory, Key, fingerprint_of
 from serve_app.tenants.records import Author
 
 BUSY_TIMEOUT_MS = 10_000

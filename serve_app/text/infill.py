@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from serve_app.core.infill import Infill
-from serve_app.core.request import Prompt
-from serve_app.text.markers import Markers
+from serve_app.core.prompt import Infill, Prompt
+from serve_app.text.fast_tokenizer import Markers
 from serve_app.text.tokenizer import TextTokenizer
 
 # as llama.cpp writes them, for models that were trained on whole repositories

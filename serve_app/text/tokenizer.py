@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -12,16 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import Image
-from serve_app.core.request import Prompt
-from serve_app.core.tokenization import Tokenization, TokenizeRequest
-from serve_app.text.detokenizer import Detokenizer, join
-from serve_app.text.fast_tokenizer import read_fast
-from serve_app.text.markers import find_markers
-from serve_app.text.pieces import Pieces, UnsupportedTokenizer
-from serve_app.text.reach import chars_per_token
-from serve_app.text.rendered import encode_rendered
-from serve_app.text.twin import sharing_model
+from serve_app.core.prompt import Image, Prompt, Tokenization, TokenizeRequest
+from serve_app.text.detokenizer import Detokenizer, Pieces, UnsupportedTokenizer, join
+from serve_app.text.fast_tokenizer import chars_per_token, find_markers, read_fast
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the library's own threads, whose priority nobody chooses
 
@@ -293,3 +287,78 @@ def _unknown_ids(tokenizer: Tokenizer) -> frozenset[int]:
     name = getattr(tokenizer.model, "unk_token", None)
     token_id = None if name is None else tokenizer.token_to_id(name)
     return frozenset() if token_id is None else frozenset([token_id])
+
+
+def sharing_model(tokenizer: Tokenizer) -> Tokenizer | None:
+    """One that cuts texts as the other does, over the same vocabulary and merges in memory (45 MB of 152k tokens).
+
+    None where added tokens would have other ids: the library numbers them anew, behind each other.
+    """
+    twin = Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (found := getattr(tokenizer, part)) is not None:
+            setattr(twin, part, found)
+    added: Mapping[int, AddedToken] = tokenizer.get_added_tokens_decoder()
+    for token_id in sorted(added):
+        twin.add_tokens([added[token_id]])
+    return twin if twin.get_added_tokens_decoder() == added else None
+
+
+Span = tuple[int, int]
+MAX_ROUNDS = 4
+"""What a cut leaves can be found special anew only where names overlap; what still is after so many is all text."""
+
+
+def encode_rendered(
+    text: str,
+    foreign: Sequence[int],
+    *,
+    encode: Callable[[list[str]], Sequence[Encoding]],
+    encode_literally: Callable[[list[str]], Sequence[Encoding]],
+    special_ids: Container[int],
+) -> tuple[int, ...]:
+    """Give the text's tokens, none of them special that reaches over a foreign character.
+
+    foreign: places in the text, in rising order
+    encode:  with places of tokens;  encode_literally: in which names of special tokens are text
+
+    The library itself says what it takes for special. Where that reaches over a foreign character, the name is cut
+    out and is a text of its own. A text without such names has the tokens that `encode` gives it.
+    """
+    found: dict[Span, Sequence[int]] = {}
+    literal: list[Span] = []
+    open_spans: list[Span] = [(0, len(text))]
+    for _ in range(MAX_ROUNDS):
+        encodings = encode([text[start:end] for start, end in open_spans])
+        spans, open_spans = open_spans, []
+        for span, encoding in zip(spans, encodings, strict=True):
+            strays = list(_strays(encoding, span[0], foreign, special_ids))
+            if not strays:
+                found[span] = encoding.ids
+                continue
+            literal += strays
+            open_spans += _between(span, strays)
+        if not open_spans:
+            break
+    literal += open_spans
+    encodings = encode_literally([text[start:end] for start, end in literal])
+    found |= {span: encoding.ids for span, encoding in zip(literal, encodings, strict=True)}
+    return tuple(token_id for span in sorted(found) for token_id in found[span])
+
+
+def _strays(encoding: Encoding, start: int, foreign: Sequence[int], special_ids: Container[int]) -> Iterator[Span]:
+    """Where special tokens stand that reach over a foreign character, in places of the whole text."""
+    for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
+        if token_id in special_ids and first < last:
+            at = bisect_left(foreign, start + first)
+            if at < len(foreign) and foreign[at] < start + last:
+                yield start + first, start + last
+
+
+def _between(span: Span, strays: Sequence[Span]) -> Iterator[Span]:
+    """What is left of a span, without what is empty."""
+    start = span[0]
+    for first, last in (*strays, (span[1], span[1])):
+        if start < first:
+            yield start, first
+        start = last

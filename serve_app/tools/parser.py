@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -14,15 +16,39 @@ from serve_app.tools.heads import (
     Head,
     Incomplete,
     NoCall,
+    Values,
     read_object_head,
     read_object_rest,
     read_tokens,
     skip_space,
+    values_of,
 )
-from serve_app.tools.literals import LiteralReader
-from serve_app.tools.marks import MarkFinder
-from serve_app.tools.parsed import Gains, Parsed, new_call_id
-from serve_app.tools.values import Values, values_of
+from serve_app.tools.literals import LiteralReader, MarkFinder
+
+
+def new_call_id() -> str:
+    """Nine letters and digits, which the templates of Mistral insist on."""
+    return secrets.token_hex(8)[:9]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """What some text has added."""
+
+    content: str = ""
+    calls: tuple[ToolCallDelta, ...] = ()
+
+
+@dataclass(slots=True)
+class Gains:
+    """What one feed has added so far."""
+
+    content: list[str] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
+
+    def parsed(self) -> Parsed:
+        return Parsed(content="".join(self.content), calls=tuple(self.calls))
+
 
 MAX_HELD_CHARS = 4096
 """Of what stands before and behind the arguments of a call; longer it is content."""

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from serve_app.api.chat import CHAT_PARAMETERS, ChatRequest
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION, Dialect
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parse import CHAT, parse_request
 from serve_app.core.cards import ModelCard

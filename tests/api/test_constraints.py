@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from serve_app.api.parse import parse_completion
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Constraint
 
 
 def constraint_of(**parameters: Any) -> Constraint | None:

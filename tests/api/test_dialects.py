@@ -8,16 +8,24 @@ import jsonschema
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.dialect import BestOf, Dialect, ErrorShape, Suffix
-from serve_app.api.dialects.errors import error_body, error_status
-from serve_app.api.dialects.listing import dialects_body, effective_defaults
-from serve_app.api.dialects.tables import DIALECTS, dialect_named
-from serve_app.api.dispositions import Carried, Inert, NotYet, Renamed
-from serve_app.api.openapi_schemas import SCHEMAS
-from serve_app.api.parameters import PARAMETERS
+from serve_app.api.dialects import (
+    DIALECTS,
+    BestOf,
+    Dialect,
+    ErrorShape,
+    Suffix,
+    dialect_named,
+    error_body,
+    error_status,
+)
+from serve_app.api.listings import dialects_body, effective_defaults
+from serve_app.api.parameters import PARAMETERS, Carried, Inert, NotYet, Renamed
 from serve_app.api.parse import parse_completion
+from serve_app.api.schemas import SCHEMAS
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
 from tests.pictures import sent
+
+pytestmark = pytest.mark.law("Nothing in silence")
 
 NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang", "vllm")
 MAX = 2**31 - 1

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.dialects.tables import FIREWORKS
+from serve_app.api.dialects import FIREWORKS
 from serve_app.api.limits import WireLimits
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import Image
+from serve_app.core.prompt import Image
 from tests.pictures import encoded, file_of, picture, sent
 
 LIMITS = WireLimits(max_images=3, max_image_bytes=2000, max_prompts=4)

@@ -10,14 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import UNION
-from serve_app.api.dispositions import Carried, NotYet, Renamed
+from serve_app.api.dialects import UNION
 from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parameters import PARAMETERS
+from serve_app.api.parameters import PARAMETERS, Carried, NotYet, Renamed
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest, ServeError, UnsupportedParameter
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 
 
 def parse(limits: WireLimits = DEFAULT_LIMITS, **members: object):

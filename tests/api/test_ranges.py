@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.dialects.dialect import BestOf, Dialect
-from serve_app.api.dialects.listing import dialects_body
-from serve_app.api.dialects.tables import DIALECTS, UNION
-from serve_app.api.dispositions import Inert, NotYet, Renamed
+from serve_app.api.dialects import DIALECTS, UNION, BestOf, Dialect
 from serve_app.api.limits import WireLimits
+from serve_app.api.listings import dialects_body
 from serve_app.api.openapi import openapi_document
-from serve_app.api.parameters import PARAMETERS
+from serve_app.api.parameters import PARAMETERS, Inert, NotYet, Renamed
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 

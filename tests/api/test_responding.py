@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.chat_responses import ChatChoice
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.response_items import ResponseWriter
-from serve_app.api.responses import ResponseHead
+from serve_app.api.responses import ChatChoice, ResponseHead
 from serve_app.core.delta import FinishReason, Usage
 from serve_app.core.errors import InvalidRequest, ReplicaLost
 from serve_app.core.tools import ToolCallDelta

@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.api.chunks import ChunkWriter, dump, error_event, written_choice
-from serve_app.api.dialects.dialect import ErrorShape
-from serve_app.api.dialects.errors import error_body, error_event_body, error_status
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS, ErrorShape, error_body, error_event_body, error_status
+from serve_app.api.listings import list_models, models_body
 from serve_app.api.logprobs import LegacyLogprobs
-from serve_app.api.model_list import list_models, models_body
-from serve_app.api.responses import Choice, ResponseHead, completion_body, token_counts, usage_body
-from serve_app.api.sse import DONE, comment, event
+from serve_app.api.responses import (
+    Choice,
+    ChunkWriter,
+    ResponseHead,
+    completion_body,
+    token_counts,
+    usage_body,
+    written_choice,
+)
+from serve_app.api.sse import DONE, comment, dump, error_event, event
 from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound
 from serve_app.core.names import ModelRef, Part, mixed

@@ -9,12 +9,10 @@ import pytest
 
 from serve_app.api.chat import CHAT_PARAMETERS
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import DIALECTS
-from serve_app.api.dispositions import Inert, NotYet
-from serve_app.api.infill import read_infill
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import DEFAULT_LIMITS
-from serve_app.api.not_carried_out import CHANGES_NO_ANSWER, CHANGES_THE_ANSWER
-from serve_app.api.parameters import PARAMETERS
+from serve_app.api.native import read_infill
+from serve_app.api.parameters import CHANGES_NO_ANSWER, CHANGES_THE_ANSWER, PARAMETERS, Inert, NotYet
 from serve_app.api.parse import CHAT, NATIVE, parse_completion, read_request
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 

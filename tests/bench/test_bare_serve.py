@@ -10,8 +10,7 @@ from starlette.types import Message, Scope
 
 from benchmarks.bare_serve import CHUNK, Door, Pace, Streams
 from benchmarks.load import Events
-from serve_app.api.chunks import ChunkWriter, written_choice
-from serve_app.api.responses import Choice, ResponseHead
+from serve_app.api.responses import Choice, ChunkWriter, ResponseHead, written_choice
 
 HTTP: Scope = {"type": "http"}
 

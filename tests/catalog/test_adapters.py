@@ -18,8 +18,8 @@ from safetensors.numpy import save
 from safetensors.torch import load_file
 
 from serve_app.catalog.adapters import read_records
-from serve_app.catalog.errors import CatalogError
-from serve_app.core.adapters import AdapterRecord
+from serve_app.catalog.files import CatalogError
+from serve_app.core.cards import AdapterRecord
 from tests.catalog.zoo import MODULE, SOUND_CONFIG, entry, pair, raw_file, write_adapter
 
 ROOT = Path(__file__).resolve().parents[2]

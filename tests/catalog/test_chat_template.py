@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from serve_app.catalog.chat_template import MAX_BYTES, ChatTemplates, chat_templates_of, read_chat_templates
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.defaults import MAX_TEMPLATE_BYTES, ChatTemplates, chat_templates_of, read_chat_templates
+from serve_app.catalog.files import CatalogError
 
 DEMO = Path("serve_app/demo/model")
 BOTH = {"default": "d", "tool_use": "t"}
@@ -76,8 +76,11 @@ def test_what_transformers_saves_is_what_it_takes_for_tools(tmp_path: Path, *, a
         ({"chat_template_json": {"chat_template": [{"name": "default"}]}}, "must be a text, a list"),
         ({"chat_template_json": "{"}, "is not JSON"),
         ({"tokenizer_config_json": "["}, "is not JSON"),
-        ({"chat_template_jinja": "x" * (MAX_BYTES + 1)}, "at most 1048576 are read"),
-        ({"tokenizer_config_json": {"chat_template": "x" * (MAX_BYTES + 1)}}, "default in .* has more than 1048576"),
+        ({"chat_template_jinja": "x" * (MAX_TEMPLATE_BYTES + 1)}, "at most 1048576 are read"),
+        (
+            {"tokenizer_config_json": {"chat_template": "x" * (MAX_TEMPLATE_BYTES + 1)}},
+            "default in .* has more than 1048576",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_an_error(tmp_path: Path, files: dict[str, object], words: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import save
 
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.engine.quantized.checkpoint import open_slices
 from tests.catalog.zoo import array

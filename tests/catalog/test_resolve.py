@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound, ServeError

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serve_app.check.cluster_file import UNKNOWN, Report, check_file
+from serve_app.check.cluster_file import Report, check_file
+from serve_app.check.door import HAPROXY, haproxy_program, is_behind_haproxy
 from serve_app.cli import main
 
 ROUTER = "serve_app.deployments.apps:router"
 KEYS = {"args": {"store": "sqlite:///kept.db"}}
+PLAIN, BEHIND_HAPROXY = {HAPROXY: "0"}, {HAPROXY: "1"}
+TLS = {"host": "127.0.0.1", "ssl_certfile": "/cert.pem", "ssl_keyfile": "/key.pem"}
 
 
 def application(*, auth: str | None = None, **changes: object) -> dict[str, object]:
@@ -28,12 +31,11 @@ def report_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
     def check(
         *applications: dict[str, object],
-        is_fast: bool = False,
-        environment: Mapping[str, str] = UNKNOWN,
+        environment: Mapping[str, str] = PLAIN,
         **content: object,
     ) -> Report:
         Path("cluster.yaml").write_text(yaml.safe_dump({**content, "applications": list(applications)}))
-        return check_file("cluster.yaml", is_fast=is_fast, environment=environment)
+        return check_file("cluster.yaml", environment=environment)
 
     return check
 
@@ -65,32 +67,54 @@ def test_a_door_with_keys_may_be_anywhere_and_is_told_of_what_else_it_wants(
 
 def test_haproxy_without_a_host_is_everywhere(report_of: Callable[..., Report]) -> None:
     assert report_of(application(auth="none")).is_sound
-    fast = report_of(application(auth="none"), is_fast=True)
-    assert not fast.is_sound
-    assert "HAProxy binds every interface where no host is written" in "\n".join(fast.lines)
-    assert report_of(application(auth="none"), http_options={"host": "127.0.0.1"}, is_fast=True).is_sound
-    assert report_of(application(**KEYS), is_fast=True).is_sound
+    behind = report_of(application(auth="none"), environment=BEHIND_HAPROXY)
+    assert behind.is_sound, "a service without keys answers nobody then, and `up` binds loopback"
+    (line,) = [line for line in behind.lines if "HAProxy binds every interface where no host is written" in line]
+    assert "warning: " in line
+    local = report_of(application(auth="none"), http_options={"host": "127.0.0.1"}, environment=BEHIND_HAPROXY)
+    assert not any("http_options" in line for line in local.lines)
+    assert report_of(application(**KEYS), environment=BEHIND_HAPROXY).is_sound
 
 
-def test_up_starts_nothing_that_check_refuses(report_of: Callable[..., Report]) -> None:
+def test_haproxy_accepts_clients_where_there_is_one_unless_the_environment_or_tls_says_otherwise() -> None:
+    has_one = haproxy_program({}) is not None
+    assert is_behind_haproxy({}, {}) == is_behind_haproxy({"http_options": {"host": "::1"}}, {}) == has_one
+    assert not is_behind_haproxy({}, PLAIN)
+    assert is_behind_haproxy({}, BEHIND_HAPROXY)
+    assert not is_behind_haproxy({"http_options": TLS}, {})
+
+
+def test_tls_files_want_serves_own_proxy(report_of: Callable[..., Report]) -> None:
+    refused = report_of(application(auth="none"), http_options=TLS, environment=BEHIND_HAPROXY)
+    assert not refused.is_sound
+    assert "http_options.ssl_certfile: HAProxy does not encrypt" in "\n".join(refused.lines)
+    for environment in ({}, PLAIN):
+        report = report_of(application(auth="none"), http_options=TLS, environment=environment)
+        assert report.is_sound
+        assert "start Ray with RAY_SERVE_ENABLE_HA_PROXY=0" in "\n".join(report.lines)
+
+
+def test_up_starts_nothing_that_check_refuses(
+    report_of: Callable[..., Report], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     report_of(application(auth="none"), http_options={"host": "0.0.0.0"})
     assert main(["up"]) == 1
     report_of(application(auth="none"))
     assert main(["check"]) == 0
-    assert main(["check", "--fast"]) == 1
 
 
 @pytest.mark.parametrize("mode", ["disabled", "", "tokens"])
 def test_ray_without_its_token_is_refused_by_name_where_others_reach_the_host(
     report_of: Callable[..., Report], mode: str
 ) -> None:
-    environment = {"RAY_AUTH_MODE": mode}
+    environment = {"RAY_AUTH_MODE": mode, **PLAIN}
     outside = report_of(application(**KEYS), http_options={"host": "10.0.0.7"}, environment=environment)
     (line,) = [line for line in outside.lines if ": error: " in line]
     assert not outside.is_sound
     for part in ("http_options.host: 10.0.0.7", 'RAY_AUTH_MODE must be "token" or not be set', f"found {mode!r}"):
         assert part in line
-    assert not report_of(application(**KEYS), is_fast=True, environment=environment).is_sound
+    assert not report_of(application(**KEYS), environment=environment | BEHIND_HAPROXY).is_sound
     assert report_of(application(**KEYS), http_options={"host": "127.0.0.1"}, environment=environment).is_sound
 
 

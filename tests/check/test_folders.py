@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import save_file
 
 from serve_app.catalog.adapters import read_records
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.check.findings import Severity
 from serve_app.check.folders import check_model
 from serve_app.check.single import check_model_folder

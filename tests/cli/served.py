@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.cli import main
-from serve_app.cli.names import KEY_VARIABLES, URL_VARIABLE
+from serve_app.cli.screen import KEY_VARIABLES, URL_VARIABLE
 from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.router.fleet import Fleet

@@ -11,9 +11,9 @@ import pytest
 
 from serve_app.cli import screen
 from serve_app.cli.client import Service
-from serve_app.cli.commands.catalogs import Dtype
-from serve_app.cli.exits import Exit
-from serve_app.cli.explain import explain_request
+from serve_app.cli.commands import Dtype
+from serve_app.cli.complete import explain_request
+from serve_app.cli.screen import Exit
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import LOCAL, Identity
 from serve_app.deployments.arguments import ModelArgs

@@ -24,14 +24,13 @@ from serve_app.check.cluster_file import check_file
 from serve_app.check.findings import Severity
 from serve_app.cli.doctor import doors
 from serve_app.cli.doctor import kept as kept_checks
-from serve_app.cli.doctor.checks import CHECKS, examine
 from serve_app.cli.doctor.facts import Answer, Facts
 from serve_app.cli.doctor.kept import DEBUG_SWITCHES
-from serve_app.cli.doctor.names import tried
-from serve_app.cli.doctor.report import object_of
+from serve_app.cli.doctor.probes import tried
+from serve_app.cli.doctor.report import CHECKS, examine, object_of
 from serve_app.core.tenants import Limits, Tenant
-from serve_app.observe.guard import VARIABLE as LOG_MESSAGES
-from serve_app.tenants.inspection import PepperState
+from serve_app.observe.lines import VARIABLE as LOG_MESSAGES
+from serve_app.tenants.opening import PepperState
 from tests.cli.served import serving
 from tests.cli.test_doctor import (
     BOSS,

@@ -21,7 +21,7 @@ from serve_app.cli import main
 from serve_app.cli.doctor.doors import check_tls
 from serve_app.cli.doctor.facts import Facts
 from serve_app.cli.doctor.probes import answers_of, ask, doubt_of
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 
 
 class Listening(BaseHTTPRequestHandler):

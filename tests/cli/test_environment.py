@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+from contextlib import suppress
 
 import pytest
 
+from serve_app.check.door import HAPROXY, is_behind_haproxy
 from serve_app.cli import main
-from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, environment, overridden
-from serve_app.cli.haproxy import loopback_haproxy
+from serve_app.cli.environment import (
+    HAPROXY_SETTINGS,
+    INNER_PORTS,
+    LOCAL_SETTINGS,
+    environment,
+    loopback_haproxy,
+    overridden,
+)
 
 
 @pytest.mark.parametrize(
@@ -18,35 +27,47 @@ from serve_app.cli.haproxy import loopback_haproxy
         ("RAY_worker_oom_score_adjustment", "0"),  # and so would the kernel's killer, however small they are
         ("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1"),  # a proxy that dies would be away for half a minute
         ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0"),  # exporters of metrics would listen on every interface
-        ("RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "serve_app.http.proxy:protect"),
         ("RAY_worker_niceness", "0"),
         ("RAY_AUTH_MODE", "token"),
     ],
 )
 def test_a_local_cluster_is_started_with(name: str, value: str) -> None:
-    assert environment({}, is_fast=False)[name] == value
+    assert environment({}, has_haproxy=False)[name] == environment({}, has_haproxy=True)[name] == value
 
 
 def test_what_the_caller_has_set_stays_and_is_said() -> None:
     caller = {"RAY_memory_monitor_refresh_ms": "250", "RAY_worker_niceness": "0", "HOME": "/"}
-    assert environment(caller, is_fast=False).items() >= caller.items()
-    (line,) = overridden(caller, is_fast=False)
+    assert environment(caller, has_haproxy=False).items() >= caller.items()
+    (line,) = overridden(caller, has_haproxy=False)
     assert line.startswith("RAY_memory_monitor_refresh_ms=250 from your environment, not 0: at 95 % of a node's memory")
 
 
-def test_throughput_mode_adds_its_own_settings() -> None:
-    added = environment({}, is_fast=True).keys() - environment({}, is_fast=False).keys()
-    assert added == {each.name for each in FAST_SETTINGS} | loopback_haproxy({}).keys()
+def test_haproxy_has_its_own_settings_and_ports_that_no_other_service_has() -> None:
+    added = environment({}, has_haproxy=True).keys() - environment({}, has_haproxy=False).keys()
+    assert added | {HAPROXY} == {each.name for each in HAPROXY_SETTINGS + loopback_haproxy({})} | INNER_PORTS.keys()
+    with socket.socket() as taken:
+        with suppress(OSError):  # then another service has it
+            taken.bind(("127.0.0.1", INNER_PORTS["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"]))
+            taken.listen()
+        found = environment({}, has_haproxy=True)["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"]
+    assert int(found) != INNER_PORTS["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"]
+    assert environment({"RAY_SERVE_HAPROXY_STATS_PORT": "1"}, has_haproxy=True)["RAY_SERVE_HAPROXY_STATS_PORT"] == "1"
 
 
-@pytest.mark.parametrize("arguments", [["env"], ["env", "--fast"]])
-def test_a_shell_reads_what_env_prints(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 0
+@pytest.mark.parametrize("choice", [{}, {HAPROXY: "0"}, {HAPROXY: "1"}])
+def test_a_shell_reads_what_env_prints(
+    choice: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in {HAPROXY, *(each.name for each in loopback_haproxy({}))} - choice.keys():
+        monkeypatch.delenv(name, raising=False)
+    for name, value in choice.items():
+        monkeypatch.setenv(name, value)
+    assert main(["env"]) == 0
     script = capsys.readouterr().out + "env"
     printed = subprocess.run(["sh", "-c", script], env={}, capture_output=True, text=True, check=True).stdout
     seen = dict(line.split("=", 1) for line in printed.splitlines())
-    wanted = environment({}, is_fast="--fast" in arguments)
-    own = {each.name for each in LOCAL_SETTINGS} | loopback_haproxy({}).keys()
+    wanted = environment({}, has_haproxy=is_behind_haproxy({}, choice))
+    own = {each.name for each in LOCAL_SETTINGS} | INNER_PORTS.keys()
     assert {name: seen[name] for name in seen if name in wanted} == {
         name: value for name, value in wanted.items() if name not in own
     }, "one that other machines join must not bind its ports to loopback"

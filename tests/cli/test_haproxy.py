@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli.environment import environment, overridden
-from serve_app.cli.haproxy import IN_PLACE, OURS_VARIABLE, SERVES_VARIABLE, loopback_haproxy
+from serve_app.check.door import HAPROXY_BINARY
+from serve_app.cli.environment import IN_PLACE, OURS_VARIABLE, environment, loopback_haproxy, overridden
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy for Linux alone")
 
@@ -63,23 +63,32 @@ def test_the_file_decides_where_the_service_itself_listens(tmp_path: Path) -> No
     assert written(tmp_path, "\n".join(kept))[0] == kept
 
 
+def test_a_client_has_twenty_seconds_for_its_headers(tmp_path: Path) -> None:
+    lines = written(tmp_path, "global\ndefaults\n    mode http")[0]
+    assert lines == ["global", "defaults", "    timeout http-request 20s", "    mode http"]
+
+
 def test_every_other_word_is_passed_on(tmp_path: Path) -> None:
     words = written(tmp_path, "x", "-sf", "1", "2", "-x", "a b")[1]
     assert words == f"-f {tmp_path}/a file.cfg.loopback -sf 1 2 -x a b"
 
 
 def test_a_program_of_the_callers_stays(tmp_path: Path) -> None:
-    own = {SERVES_VARIABLE: "/opt/haproxy"}
-    assert loopback_haproxy(own) == {}
-    assert environment(own, is_fast=True)[SERVES_VARIABLE] == "/opt/haproxy"
-    (line,) = overridden(own, is_fast=True)
-    assert line.startswith(f"{SERVES_VARIABLE}=/opt/haproxy from your environment: its statistics are open")
-    assert list(overridden(own, is_fast=False)) == list(overridden(environment({}, is_fast=True), is_fast=True)) == []
-    assert OURS_VARIABLE not in environment({}, is_fast=False)
+    own = {HAPROXY_BINARY: "/opt/haproxy"}
+    assert loopback_haproxy(own) == ()
+    assert environment(own, has_haproxy=True)[HAPROXY_BINARY] == "/opt/haproxy"
+    (line,) = overridden(own, has_haproxy=True)
+    assert line.startswith(f"{HAPROXY_BINARY}=/opt/haproxy from your environment: its statistics are open")
+    assert (
+        list(overridden(own, has_haproxy=False))
+        == list(overridden(environment({}, has_haproxy=True), has_haproxy=True))
+        == []
+    )
+    assert OURS_VARIABLE not in environment({}, has_haproxy=False)
 
 
 def test_ours_is_one_that_serve_starts() -> None:
-    found = environment({}, is_fast=True)
-    assert found[SERVES_VARIABLE] == str(IN_PLACE)
+    found = environment({}, has_haproxy=True)
+    assert found[HAPROXY_BINARY] == str(IN_PLACE)
     version = subprocess.run([IN_PLACE, "-v"], env=found, capture_output=True, check=True, text=True).stdout
     assert version.startswith("HAProxy version ")

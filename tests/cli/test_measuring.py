@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.cli.bench import report
-from serve_app.cli.compare import common_length
-from serve_app.cli.load import Answer, Load, quantile
-from serve_app.cli.series import board, read_look
+from serve_app.cli.bench import Answer, Load, quantile, report
+from serve_app.cli.complete import common_length
+from serve_app.cli.top import board, read_look
 
 BEFORE = """\
 # TYPE serve_app_replica_steps_total counter

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.cli.guard import start_guard
-from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, send, send_to_parent
+from serve_app.cli.processes import (
+    Process,
+    end_runs,
+    is_running,
+    listener_on,
+    processes_of_runs,
+    send,
+    send_to_parent,
+    start_guard,
+)
 from tests.cli.runs import end, needs_proc, new_run, start, until, until_gone
 
 pytestmark = needs_proc
@@ -28,7 +36,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 """
 GUARDED = """
 import os, subprocess, sys
-from serve_app.cli.guard import start_guard
+from serve_app.cli.processes import start_guard
 from serve_app.cli.environment import RUN_VARIABLE
 guard = start_guard(sys.argv[1], grace_s=0.2)
 wait = [sys.executable, "-c", "import time; time.sleep(600)"]

@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.cli.address import Address
 from serve_app.cli.client import Service, ServiceFailed
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 from serve_app.cli.up import is_healthy
 from serve_app.lab.local import is_ready
 from tests.cli.served import CommandLine, Served

@@ -20,8 +20,8 @@ LOG = """\
 2026-11-22 07:00:00,000 INFO worker.py:1 -- Started a local Ray instance.
 \x1b[36m(ServeController pid=7)\x1b[0m ERROR 2026-11-22 -- Failed to start replica
 \x1b[36m(ServeController pid=7)\x1b[0m   File "serve_app/catalog/models.py", line 60, in locate_model
-\x1b[36m(ServeController pid=7)\x1b[0m serve_app.catalog.errors.CatalogError: 'models/x' is not a folder
-(ServeReplica:demo:Model pid=8) serve_app.catalog.errors.CatalogError: 'models/x' is not a folder
+\x1b[36m(ServeController pid=7)\x1b[0m serve_app.catalog.files.CatalogError: 'models/x' is not a folder
+(ServeReplica:demo:Model pid=8) serve_app.catalog.files.CatalogError: 'models/x' is not a folder
 an ordinary line: nothing
 """
 ADDRESS = Address(host="127.0.0.1", port=8123)
@@ -114,7 +114,7 @@ def test_events_come_whole_however_they_are_cut() -> None:
 
 
 def test_the_lines_that_tell_why_are_found_once_and_without_ornaments() -> None:
-    assert telling(LOG) == ["serve_app.catalog.errors.CatalogError: 'models/x' is not a folder"]
+    assert telling(LOG) == ["serve_app.catalog.files.CatalogError: 'models/x' is not a folder"]
     assert telling("x\nException: The current node timed out") == ["Exception: The current node timed out"]
     assert telling("OSError: [Errno 98] Address already in use") != []
     assert telling("ready: everything\nINFO: all is well") == []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 from tests.cli.served import CommandLine
 
 ASK = ("complete", "hello", "--model", "demo")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 from tests.cli.served import CommandLine
 
 LENGTH = re.compile(rb"(?i)content-length: (\d+)")

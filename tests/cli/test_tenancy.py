@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine
 
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 from serve_app.core.ledger import Row
 from serve_app.tenants.ledger import LedgerStore
 from serve_app.tenants.opening import open_store
@@ -143,7 +143,7 @@ def test_who_changed_what_is_told(run: CommandLine, monkeypatch: pytest.MonkeyPa
     ]
     assert made["key"] not in "".join(lines)
     assert [each["id"] for each in run("events", "--after", "1", "--json").json["data"]] == [2]
-    monkeypatch.setattr("serve_app.tenants.office.MOST_EVENTS", 1)
+    monkeypatch.setattr("serve_app.tenants.admin_service.MOST_EVENTS", 1)
     assert run("events").out.splitlines()[-1] == "There are more: --after 1"
     assert run("events", "--after", "-1").code == Exit.FAILED
     assert run("events", "--after", "2").out.strip() == "Nothing was changed."

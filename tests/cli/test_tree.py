@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from serve_app.api.chat import CHAT_PARAMETERS
-from serve_app.api.dispositions import Carried
-from serve_app.api.parameters import PARAMETERS
+from serve_app.api.parameters import PARAMETERS, Carried
 from serve_app.cli import main
-from serve_app.cli.exits import MEANINGS, Exit
 from serve_app.cli.main import DEBUG_VARIABLE
 from serve_app.cli.parameters import OWN
+from serve_app.cli.screen import MEANINGS, Exit
 from serve_app.cli.tree import command
 from tests.cli.served import CommandLine
 
@@ -123,7 +122,7 @@ def test_a_fault_is_one_line_and_a_traceback_only_on_request(run: CommandLine, m
             "from serve_app.cli import main; main(['complete', 'hi', '--url', 'http://127.0.0.1:1'])",
             {"ray", "torch", "transformers", "peft", "starlette", "sqlalchemy"},
         ),
-        ("import serve_app.cli.guard, serve_app.cli.processes", {*HEAVY, "typer", "rich"}),
+        ("import serve_app.cli.processes, serve_app.cli.processes", {*HEAVY, "typer", "rich"}),
         (
             "import serve_app.router.router, serve_app.http.app",
             {"ray", "torch", "transformers", "peft", "typer", "rich"},

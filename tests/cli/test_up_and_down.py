@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.cli import main
 from serve_app.cli.address import Address, address_of
-from serve_app.cli.exits import Exit
+from serve_app.cli.screen import Exit
 from tests.cli.runs import end, needs_proc, new_run, start
 
 LISTEN = """

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from serve_app.router.worst_case import NUM_SPECIAL
+from serve_app.router.accounting import NUM_SPECIAL
 from tests.agreement import usage_of
 
 TENANTS = ("acme", "beta")

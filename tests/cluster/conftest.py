@@ -18,6 +18,7 @@ import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.check.door import is_behind_haproxy
 from serve_app.cli.environment import environment
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def base_url() -> Iterator[str]:
     before = Path.cwd()
     os.chdir(REPOSITORY)  # the cluster file names its adapters relative to here
     changes = pytest.MonkeyPatch()
-    for name, value in environment(os.environ, is_fast=False).items():
+    for name, value in environment(os.environ, has_haproxy=is_behind_haproxy({}, os.environ)).items():
         changes.setenv(name, value)  # as `serve_app up` starts its clusters
     try:
         ray.init(

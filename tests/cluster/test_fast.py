@@ -14,9 +14,9 @@ import httpx
 import pytest
 import ray.dashboard
 
-from serve_app.cli.doctor.checks import examine
 from serve_app.cli.doctor.facts import Facts
 from serve_app.cli.doctor.gathering import gather
+from serve_app.cli.doctor.report import examine
 from tests.cluster.started import Started
 
 pytestmark = [
@@ -41,7 +41,7 @@ def fast(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
     with TemporaryDirectory(prefix="ha-") as files:  # short: the path of a unix socket is below it
         named = {variable: str(Path(files, name)) for variable, name in FILES.items()}
         settings = {"RAY_AUTH_MODE": "token", **named, **_free_ports("STATS", "METRICS")}
-        run = Started(tmp_path_factory.mktemp("fast"), environment=settings, options=["--fast", "--dashboard"])
+        run = Started(tmp_path_factory.mktemp("fast"), environment=settings, options=["--dashboard"])
         yield run
         run.end()
 
@@ -58,7 +58,7 @@ def facts(fast: Started) -> Iterator[Facts]:
     fast.until_ready()
     with pytest.MonkeyPatch.context() as changes:
         changes.chdir(fast.folder)
-        yield gather("cluster.yaml", is_fast=True)
+        yield gather("cluster.yaml")
 
 
 def test_haproxy_shows_its_statistics_to_this_machine_alone(fast: Started, facts: Facts) -> None:

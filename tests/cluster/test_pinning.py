@@ -14,7 +14,8 @@ from ray.serve.handle import DeploymentHandle
 from serve_app.core.delta import Finish
 from serve_app.core.errors import ReplicaLost
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.deployments.transport import RayBackend
 
 pytestmark = pytest.mark.cluster

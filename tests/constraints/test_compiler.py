@@ -12,18 +12,19 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.apart.fork_server import ForkServer
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.compiler import Compiler
 from serve_app.constraints.limits import ConstraintLimits
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.trials import Trials
-from serve_app.core.constraint import Constraint
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import Constraint, GenerationRequest
 from serve_app.core.shares import Share
+from serve_app.sandbox.fork_server import ForkServer
 from tests.constraints.vocabularies import BYTES, tokenizer
+from tests.sandbox.shouting import give_up
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +92,7 @@ async def test_what_is_kept_is_bounded_and_what_was_asked_for_last_stays() -> No
         assert shared.num_compiled == 7
 
 
+@pytest.mark.law("Caches are apart")
 async def test_requests_of_different_salts_have_no_constraint_in_common() -> None:
     """Whose schema is answered at once would have learned that another tenant has sent it."""
     async with compiler() as shared:
@@ -107,6 +109,7 @@ async def test_requests_of_different_salts_have_no_constraint_in_common() -> Non
         assert shared.num_compiled == 4
 
 
+@pytest.mark.law("Caches are apart")
 @pytest.mark.parametrize("limits", [{"max_cached": 8}, {"max_cached_chars": 1_000, "max_cached": 500}])
 async def test_a_flood_of_one_flow_drives_out_its_own_and_nobody_elses(limits: dict[str, float]) -> None:
     """However many salts its sender makes up, and though all of it is asked for at once."""
@@ -235,7 +238,7 @@ def test_a_trial_that_takes_too_much_memory_is_ended() -> None:
 
 def test_a_process_that_ends_before_it_looked_at_a_constraint_refuses_none() -> None:
     trials = Trials(BYTES, ConstraintLimits())
-    trials.server = ForkServer("serve_app.no_such_module", None, doing="is not there")
+    trials.server = ForkServer(give_up, None, doing="is not there")
     with pytest.raises(EngineFailed):
         trials.run(regex("a"))
     trials.close()

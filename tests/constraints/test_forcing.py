@@ -11,7 +11,7 @@ from serve_app.constraints.compilation import compile_source
 from serve_app.constraints.forcing import MAX_LITERAL_CHARS, WITHOUT, forces_little, without_forcing
 from serve_app.constraints.matcher import Matcher
 from serve_app.constraints.refusal import Refusal
-from serve_app.core.constraint import ConstraintKind
+from serve_app.core.request import ConstraintKind
 from tests.constraints.schemas import random_schema
 from tests.constraints.vocabularies import allowed, matcher_of, tokenizer
 
@@ -46,6 +46,7 @@ def test_of_a_long_text_that_is_forced_no_token_is_looked_for(name: str) -> None
         matcher.consume_token(found[-1])
 
 
+@pytest.mark.law("Force")
 @pytest.mark.parametrize("seed", range(60))
 def test_a_forced_token_is_the_only_one_that_a_mask_allows(seed: int) -> None:
     draw = Random(seed)

@@ -16,10 +16,21 @@ from serve_app.constraints.compiler import Compiler
 from serve_app.constraints.refusal import Refusal
 from serve_app.constraints.tool_calls import tool_calls_to_lark
 from serve_app.constraints.vocabulary import Vocabulary
-from serve_app.core.constraint import Constraint
+from serve_app.core.request import Constraint
 from serve_app.core.tools import Tool, ToolChoice, ToolMode, Tools
-from serve_app.tools.demands import call_constraint
-from serve_app.tools.forms import FORMS, GLM45, GLM47, HERMES, JSON, LLAMA3, MISTRAL, MISTRAL_NAMED, QWEN3_CODER, Form
+from serve_app.tools.forms import (
+    FORMS,
+    GLM45,
+    GLM47,
+    HERMES,
+    JSON,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN3_CODER,
+    Form,
+    call_constraint,
+)
 from serve_app.tools.parser import parse_whole
 from tests.constraints.vocabularies import EOS, WORDS, accepts, allowed, tokenizer
 
@@ -71,6 +82,7 @@ def walk(constraint: Constraint, seed: int) -> str | None:
     return content.decode("utf-8", "replace")
 
 
+@pytest.mark.law("Calls")
 @EVERY_FORM
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: Form, is_parallel: bool) -> None:

@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLTokenizer
 from serve_app.catalog.models import BUILTIN_MODELS
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.vocabulary import Vocabulary
-from serve_app.engine.sampling.masks import vocabulary_of
+from serve_app.replica.service import vocabulary_of
 from serve_app.text.tokenizer import TextTokenizer
 
 FOLDER = BUILTIN_MODELS["builtin:demo"]

@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.vocabulary import Vocabulary
-from serve_app.core.constraint import ConstraintKind
+from serve_app.core.request import ConstraintKind
 
 WORDS = (b"ab", b'": ', b'{"', b'"}', b"[]", b"12", b"true", b"\xc3", b"  ")
 EOS = 256 + len(WORDS)

@@ -16,14 +16,13 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from serve_app.core.errors import Unavailable
-from serve_app.core.ledger import Counted, Row, Spent
-from serve_app.core.prices import Price, Prices
-from serve_app.core.quotas import Meter, Statement
+from serve_app.core.ledger import Counted, Price, Prices, Row, Spent
+from serve_app.core.tenants import Meter, Statement
 from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.logs import ACCESS_LOGGER
-from serve_app.router.claims import Claim, Standing
+from serve_app.router.idempotency import Claim, Standing
 from serve_app.tenants.errors import StoreUnavailable, TenancyError
-from serve_app.tenants.wallet import NEVER_TOLD
+from serve_app.tenants.leased_limits import NEVER_TOLD
 
 HELD_S = 30
 LOOKS = 3

@@ -10,11 +10,10 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from serve_app.core.conversation import Conversation
 from serve_app.core.errors import ContextOverflow, EngineFailed, Overloaded, ReplicaLost
-from serve_app.core.images import Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Conversation, Image, Prompt
+from serve_app.core.request import GenerationRequest
 from serve_app.deployments.transport import RayBackend, as_serve_error
 
 IMAGE = Image(data=b"", name="images[0]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from serve_app.cli.exits import MEANINGS
+from serve_app.cli.screen import MEANINGS
 from serve_app.cli.tree import command
 from tests.docs.markdown import code, table
 

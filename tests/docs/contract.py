@@ -9,14 +9,13 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.listing import dialects_body
-from serve_app.api.dialects.tables import DIALECTS, UNION
-from serve_app.api.dispositions import NotYet
+from serve_app.api.dialects import DIALECTS, UNION, Dialect
 from serve_app.api.embeddings import EMBEDDINGS
 from serve_app.api.forms.form import Parameter, Terms
-from serve_app.api.infill import INFILL
 from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.listings import dialects_body
+from serve_app.api.native import INFILL
+from serve_app.api.parameters import NotYet
 from serve_app.api.paths import Path
 from serve_app.api.responding import CHATS_NAMES, NOT_HERE, OWN
 from serve_app.api.tokenize import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE

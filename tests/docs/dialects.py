@@ -9,8 +9,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS, Dialect
 from tests.docs.contract import bodies, shown
 from tests.docs.docstrings import told_of
 from tests.docs.markdown import code, codes, table

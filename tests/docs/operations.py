@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from serve_app.api.limits import WireLimits
-from serve_app.cli.environment import FAST_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
+from serve_app.cli.environment import HAPROXY_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
 from serve_app.cli.tree import command
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
@@ -56,8 +56,8 @@ def local_environment() -> str:
     return _environment(LOCAL_SETTINGS)
 
 
-def fast_environment() -> str:
-    return _environment(FAST_SETTINGS)
+def haproxy_environment() -> str:
+    return _environment(HAPROXY_SETTINGS)
 
 
 def commands() -> str:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from serve_app.cli.names import URL_VARIABLE
+from serve_app.cli.screen import URL_VARIABLE
 from tests.console.served import Served, engine
 from tests.docs.terminal import Frame, Screen, picture
 

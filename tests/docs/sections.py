@@ -7,17 +7,19 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.docs import command_line, contract, dialects, operations
+from tests.docs.laws import laws
 from tests.docs.walls import walls
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = (
-    *(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "operations.md")),
+    *(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "laws.md", "operations.md")),
     *(REPOSITORY / "docs" / "dialects" / f"{name}.md" for name in dialects.PAGES_OF.values()),
 )
 
 SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "walls": walls,
+        "laws": laws,
         "parameters": contract.parameters,
         "names": contract.names,
         "defaults": contract.defaults,
@@ -39,7 +41,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "limit-settings": operations.limit_settings,
         "cluster-environment": operations.cluster_environment,
         "local-environment": operations.local_environment,
-        "fast-environment": operations.fast_environment,
+        "haproxy-environment": operations.haproxy_environment,
         "commands": operations.commands,
         "command-tree": command_line.command_tree,
         "exit-codes": command_line.exit_codes,

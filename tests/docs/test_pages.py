@@ -11,20 +11,21 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parameters import OTHER_NAMES as RENAMED
 from serve_app.api.parse import parse_completion
-from serve_app.cli.tenancy_options import tenant_offers
-from serve_app.core.constraint import Constraint
+from serve_app.cli.tenancy_commands import tenant_offers
 from serve_app.core.errors import InvalidRequest
+from serve_app.core.request import Constraint
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
 from serve_app.engine.config import EngineConfig
 from serve_app.http.cors import READABLE
 from tests.docs.command_line import command_tree
 from tests.docs.contract import bodies, ignored, names_of
 from tests.docs.docstrings import told_of
+from tests.docs.laws import held_by, stated
 from tests.docs.markdown import filled, sections_of, table
 from tests.docs.sections import PAGES, REPOSITORY, SECTIONS
 
@@ -288,3 +289,8 @@ def test_what_a_docstring_says_of_fields_is_told_apart() -> None:
 
 def test_a_bar_in_a_cell_ends_no_cell() -> None:
     assert table(["a"], [["x | y"], ["x \\| y"]]).splitlines()[2:] == ["| x \\| y |", "| x \\| y |"]
+
+
+def test_every_law_is_held_by_a_test_and_every_marker_names_a_law() -> None:
+    held = {law for file in (REPOSITORY / "tests").rglob("test_*.py") for law, _ in held_by(file)}
+    assert held == set(stated())

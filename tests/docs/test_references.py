@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from serve_app.api.dialects.dialect import Dialect
+from serve_app.api.dialects import Dialect
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
 from tests.docs.contract import bodies
 from tests.docs.markdown import SECTION

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from serve_app.core.images import Image
+from serve_app.core.prompt import Image
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.vision.eyes import Eyes
-from serve_app.engine.vision.judgement import Sight
-from serve_app.engine.vision.seen import Read, Seen
+from serve_app.engine.vision.images import Read, Seen
+from serve_app.engine.vision.support import Sight
+from serve_app.engine.vision.tower import Eyes
 
 
 class GatedEyes(Eyes):

@@ -12,16 +12,18 @@ import torch
 
 from serve_app.core.delta import Delta
 from serve_app.core.names import ModelRef, Part, mixed
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams, RecordParams, SamplingParams, StopParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.record_bounds import RecordBounds
 from serve_app.engine.decoder.runner import Runner
+from serve_app.engine.driver import ReplicaEngine
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.speculation.costs import StepCosts
+from serve_app.engine.speculation.speculator import StepCosts
+from serve_app.replica.service import ModelService
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import load_adapter
 
@@ -58,6 +60,16 @@ def make_engine(
     engine = Engine(settings, model, tokenizer, bound, runner=runner)
     engine.tokenizer = tokenizer  # type: ignore[attr-defined]
     return engine
+
+
+def engine_of(service: ModelService) -> ReplicaEngine:
+    assert isinstance(service.engine, ReplicaEngine)
+    return service.engine
+
+
+def core_of(service: ModelService) -> Engine:
+    """The engine itself, behind what its replica sees of it."""
+    return engine_of(service).core
 
 
 def request(

@@ -31,6 +31,7 @@ def keys_and_values(model: Any) -> list[Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
+@pytest.mark.law("Adapters")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT has opinions on Conv1D
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
 def test_it_is_said_of_no_module_that_changes_a_key_or_value(architecture: str, random_models: Path) -> None:

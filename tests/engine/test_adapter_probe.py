@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from serve_app.catalog.adapters import read_adapter
-from serve_app.core.adapters import AdapterRecord
+from serve_app.core.cards import AdapterRecord
 from serve_app.engine.lora.modules import BankedLinear
 from serve_app.engine.lora.registration import bind_adapters
 from tests.engine.adapter_files import load_adapter, save_adapter

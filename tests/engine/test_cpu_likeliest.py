@@ -13,8 +13,7 @@ from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.likeliest import Likeliest, likeliest_kernel
 from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.sampling.sampler import Sampler, widened
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")]

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from serve_app.core.concern import MAX_NAMED
 from serve_app.core.delta import Delta, Finish, FinishReason, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
+from serve_app.core.log_context import MAX_NAMED
 from serve_app.core.request import GenerationRequest
-from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, STALL_S, Driver
-from serve_app.engine.output.gathering import SILENCE_S
-from serve_app.engine.scheduler.open_sequences import OpenSequences
+from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, STALL_S, Driver, OpenSequences
+from serve_app.engine.output.output import SILENCE_S
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
@@ -238,6 +237,7 @@ def test_an_abort_that_raises_clears_the_engine_and_serving_goes_on() -> None:
         assert ("a", 0) not in all_.deliveries.endings
 
 
+@pytest.mark.law("One ending")
 def test_a_sequence_that_the_engine_forgets_ends_with_an_error() -> None:
     with driven() as all_:
         all_.engine.forgets = True

@@ -7,10 +7,8 @@ from array import array
 
 import pytest
 
-from serve_app.engine.speculation.costs import FADING, PLAIN_EVERY, StepCosts
-from serve_app.engine.speculation.guesser import Guesser
-from serve_app.engine.speculation.ngrams import MOST_SLOTS, Ngrams
-from serve_app.engine.speculation.trust import FIRST_CHANCES, Trust, level_of
+from serve_app.engine.speculation.guesser import FIRST_CHANCES, MOST_SLOTS, Guesser, Ngrams, Trust, level_of
+from serve_app.engine.speculation.speculator import FADING, PLAIN_EVERY, StepCosts
 
 
 def latest(tokens: list[int], size: int) -> int | None:

@@ -13,8 +13,8 @@ import PIL.ImageFile
 import pytest
 
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import Image
-from serve_app.engine.vision.files import MAX_SCANS, SCAN, decode, open_image, without_own_bound
+from serve_app.core.prompt import Image
+from serve_app.engine.vision.tower import MAX_SCANS, SCAN, decode, open_image, without_own_bound
 from tests.pictures import file_of, picture
 
 MAX_PIXELS = 10_000

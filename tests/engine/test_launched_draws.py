@@ -18,8 +18,7 @@ from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.sampler import SampledSpan, Sampler, is_usual
 from serve_app.engine.sampling.stages import STAGES, Parameters, order_of, stages_of
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row
 from tests.engine.test_sampling import mixed_rows
 from tests.engine.unseen import DEVICE, Looked, NoLooking

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from serve_app.core.delta import Finish, FinishReason
 from serve_app.core.errors import EngineFailed
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, SamplingParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams, SamplingParams
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.engine import Engine
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import FreeGuesses, Outcome, collect, complete, config, drain, make_engine, request, sequences
 
@@ -71,6 +72,7 @@ def random_request(generator: random.Random, name: str) -> tuple[GenerationReque
     return asked, prompt
 
 
+@pytest.mark.law("Company")
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -170,6 +172,7 @@ def test_a_failing_step_ends_its_sequences_with_an_error_and_the_engine_goes_on(
     )
 
 
+@pytest.mark.law("Isolation")
 def test_a_row_that_is_no_number_fails_alone() -> None:
     engine = make_engine(config(DEMO), runner=PoisoningRunner)
     for name in ("poisoned", "healthy"):
@@ -183,6 +186,7 @@ def test_a_row_that_is_no_number_fails_alone() -> None:
     engine.check_integrity()
 
 
+@pytest.mark.law("Whole text")
 def test_shown_text_ends_before_the_stop_and_logprobs_with_it() -> None:
     engine = make_engine(config(DEMO))
     prompt = engine.tokenizer.encode(Prompt(parts=("Once upon a time",)))  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from serve_app.core.errors import EngineFailed
-from serve_app.engine.tensor_parallel.crew import Crew
+from serve_app.engine.tensor_parallel.workers import Crew
 from tests.engine.harness import complete, request
 from tests.engine.test_shards import engine_of
 from tests.families.making import save_model
@@ -18,6 +18,7 @@ from tests.families.making import save_model
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.law("Shards")
 def test_a_follower_that_does_not_answer_is_waited_for_within_bounds(tmp_path: Path) -> None:
     save_model("llama", {}, tmp_path)
     crew = Crew(2, torch.device("cpu"), threads=1, timeout_s=5)

@@ -91,6 +91,7 @@ def merged_mix(random_models: Path, folders: dict[str, Path], mix: dict[str, flo
     return greedy(model)
 
 
+@pytest.mark.law("Adapters")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT has opinions on several adapters
 def test_mixes_beside_each_other_each_equal_pefts_own_weighted_sum(
     random_models: Path, folders: dict[str, Path]

@@ -14,8 +14,7 @@ from serve_app.core.request import GenerationRequest, LogprobParams
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.sampler import SampledSpan
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
 from tests.engine.harness import request

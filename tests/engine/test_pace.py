@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.request import SamplingParams
-from serve_app.engine.scheduler.batch import Batch
 from serve_app.engine.scheduler.pace import (
     FIRST_TOKENS,
     LEAST_TOKENS,
@@ -22,8 +21,8 @@ from serve_app.engine.scheduler.pace import (
     Pace,
     work_clock,
 )
-from serve_app.engine.scheduler.prompt_shares import reasons_to_hurry, short_and_unwatched
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.planner import reasons_to_hurry, short_and_unwatched
+from serve_app.engine.scheduler.sequence import Batch, Sequence
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine, request, sequences
 from tests.engine.sampling_reference import row

@@ -154,6 +154,7 @@ def bits(y: Tensor) -> Tensor:
     return y.view(torch.int32)
 
 
+@pytest.mark.law("Isolation")
 def test_infinite_changes_of_one_row_leave_every_bit_of_the_others(tmp_path: Path, folders: dict[str, Path]) -> None:
     model = make_model()
     huge = save_adapter(tmp_path / "huge", model, rank=4, down=1e38, up=1.0)
@@ -244,6 +245,7 @@ def test_staging_changes_nothing_until_it_is_swapped_in(folders: dict[str, Path]
         assert not torch.equal(run(model, bank, x, [0, slot])[1], before[1])
 
 
+@pytest.mark.law("Adapters")
 def test_a_slot_that_changed_hands_is_never_computed_with_its_last_adapter(folders: dict[str, Path]) -> None:
     model = make_model()
     bank = make_bank(model, folders)

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.delta import PromptReport, TokenLogprob
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams
 from serve_app.engine.output.prompt_report import PromptReporter
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
@@ -33,7 +34,7 @@ def report(tokenizer: TextTokenizer, asked: GenerationRequest, shown: range | No
     """What is said of a prompt whose tokens were scored."""
     ids = tokenizer.encode(asked.prompt)
     one = Sequence(asked, ids, sample=0, max_tokens=0, detokenizer=tokenizer.detokenizer(ids), shown_prompt=shown)
-    one.prompt_logprobs = [
+    one.shown.prompt_logprobs = [
         TokenLogprob(token_id=id_, text=tokenizer.token_text(id_), logprob=-1.0, offset=0) for id_ in ids[1:]
     ]
     said = PromptReporter(tokenizer).report(one)

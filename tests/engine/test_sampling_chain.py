@@ -87,6 +87,7 @@ def random_params(generator: random.Random) -> SamplingParams:
     )
 
 
+@pytest.mark.law("Truth of the chain")
 @settings(max_examples=400, deadline=None)
 @given(
     seed=st.integers(0, 2**31),

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.delta import Finish, FinishReason
-from serve_app.core.request import GenerationRequest, LogprobParams, Prompt, StopParams
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest, LogprobParams, StopParams
 from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, complete, config, make_engine, request

@@ -84,6 +84,7 @@ def test_a_draw_takes_no_new_memory_of_the_size_of_a_vocabulary_but_for_a_row_th
     assert is_settled or name != "plain"
 
 
+@pytest.mark.law("Bounded work")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_logits_take_more_than_so_many_passes_over_the_vocabulary(name: str) -> None:
     assert all(0 < work_of(SETTINGS[name], shape).num_passes <= MOST_PASSES.get(name, 70) for shape in SHAPES)

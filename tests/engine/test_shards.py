@@ -12,12 +12,11 @@ import torch
 
 from serve_app.catalog.adapters import read_adapter
 from serve_app.core.delta import TokenLogprob
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import LogprobParams
+from serve_app.core.request import LogprobParams, RecordParams
 from serve_app.engine.decoder.loading import load_model, load_with
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.tensor_parallel.crew import Crew
+from serve_app.engine.tensor_parallel.workers import Crew
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
@@ -97,6 +96,7 @@ def values(outcome: Outcome) -> list[float]:
     return [value for entry in entries for value in (entry.logprob or 0.0, *(other.logprob for other in entry.top))]
 
 
+@pytest.mark.law("Shards")
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
 def test_two_shards_give_the_tokens_and_scores_of_one(model: Family, crew: Crew, tmp_path: Path) -> None:
     folder = tmp_path / "model"

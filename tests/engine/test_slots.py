@@ -239,6 +239,7 @@ def test_a_file_that_changes_before_it_is_staged_fails_its_own_version_only(dama
     assert run(model, bank, torch.ones(1, WIDTH), [good]).isfinite().all()
 
 
+@pytest.mark.law("Conservation")
 @given(
     st.lists(
         st.tuples(

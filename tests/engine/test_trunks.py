@@ -146,6 +146,7 @@ class WatchedRunner(Runner):
         super().__init__(model, self.watched, bank)  # type: ignore[arg-type]
 
 
+@pytest.mark.law("Company")
 def test_completions_on_a_long_prefix_share_it_and_are_those_of_generate() -> None:
     prefix = [700 + (7 * i) % 50 for i in range(800)]  # so long that five rows save enough; some texts end early
     prompts = [[*prefix, 701 + i, *range(720, 720 + i)] for i in range(14)]

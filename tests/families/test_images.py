@@ -12,16 +12,17 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoTokenizer
 
-from serve_app.core.images import MARKER, Image
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.prompt import MARKER, Image, Prompt
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.weights import held_bytes, weight_bytes
+from serve_app.engine.driver import ReplicaEngine
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.seen import Seen
+from serve_app.engine.vision.images import Seen
 from serve_app.replica.preparation import Preparation
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.harness import GREEDY, Outcome, config, drain, make_engine
@@ -46,6 +47,7 @@ NUM_SAMPLES = {0: 2, 2: 2}
 KINDS = pytest.mark.parametrize("kind", SIGHTED, ids=lambda kind: kind.label)
 
 
+@pytest.mark.law("Images")
 @KINDS
 def test_greedy_equals_generate_with_images_in_chunks_hits_and_forks(
     kind: Sighted, sighted_folder: Callable[[Sighted], Path]
@@ -66,6 +68,7 @@ def test_greedy_equals_generate_with_images_in_chunks_hits_and_forks(
     assert all(num_cached(outcomes["with prefix hits-" + str(at), 0]) > 0 for at in (2, 3))
 
 
+@pytest.mark.law("Images")
 @KINDS
 def test_what_is_computed_of_one_image_is_never_used_for_another(
     kind: Sighted, sighted_folder: Callable[[Sighted], Path]
@@ -157,7 +160,8 @@ def sequences(
     seen: list[Seen] = [eyes.see(eyes.read(image)) for image in images]
     tokenizer = engine.tokenizer  # type: ignore[attr-defined]
     length = engine.model.max_model_len
-    return Preparation(tokenizer, model_name="toy", max_model_len=length, eyes=eyes).sequences(asked, seen=seen)
+    preparation = Preparation(tokenizer, model_name="toy", max_model_len=length, marks=eyes)
+    return ReplicaEngine(engine).sequences(preparation.prepare(asked, images=seen))
 
 
 def num_cached(outcome: Outcome) -> int:

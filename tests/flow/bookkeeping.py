@@ -9,19 +9,17 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
-from serve_app.core.prices import Price, Prices
-from serve_app.core.quotas import Lease, Statement
-from serve_app.core.tenants import Identity, Limits, Tenant
+from serve_app.core.ledger import Counted, Price, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.tenants import Identity, Lease, Limits, Statement, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
+from serve_app.router.accounting import Books
 from serve_app.router.admission import Admission
-from serve_app.router.books import Books
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays, ReplaySettings
+from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays, ReplaySettings
 from serve_app.router.router import Router
-from serve_app.router.scribe import Scribe
 from serve_app.tenants.ledger import LedgerStore
 from serve_app.tenants.lending import Lending
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card

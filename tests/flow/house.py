@@ -15,8 +15,8 @@ from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
+from serve_app.tenants.admin_service import Office
 from serve_app.tenants.errors import NotThere, TenancyError
-from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.records import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card

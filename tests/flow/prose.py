@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.api.spelling import nearest
+from serve_app.api.error_text import nearest
 
 Body = dict[str, Any]
 MOST_TOKENS = 4

@@ -12,9 +12,8 @@ from contextlib import AsyncExitStack
 import uvicorn
 from starlette.types import ASGIApp
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.http.app import build_app
-from serve_app.http.header_limits import BoundedHeaders
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
@@ -40,7 +39,7 @@ async def serve(arguments: argparse.Namespace) -> None:
         else:
             running = running_stack(num_replicas=1, config=config, threads=1, max_num_sequences=8, lease_s=LEASE_S)
             app = (await stack.enter_async_context(running)).app
-        settings = uvicorn.Config(app, port=arguments.port, http=BoundedHeaders, lifespan="off", log_level="warning")
+        settings = uvicorn.Config(app, port=arguments.port, lifespan="off", log_level="warning")
         await uvicorn.Server(settings).serve()
 
 

@@ -20,6 +20,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.replica.service import ModelService
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
+from tests.engine.harness import core_of
 
 ROUTER_ID = "router-0"
 
@@ -73,10 +74,10 @@ class Stack:
     async def settled(self) -> None:
         """Wait until no replica has work and every block is free."""
         async with asyncio.timeout(30):
-            while any(service.engine.has_work for service in self.services):  # noqa: ASYNC110
+            while any(core_of(service).has_work for service in self.services):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         for service in self.services:
-            load = service.engine.load
+            load = core_of(service).load
             assert (load.num_running, load.num_waiting) == (0, 0)
             assert load.num_free_blocks == load.num_blocks
             assert service.num_open == 0

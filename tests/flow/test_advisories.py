@@ -25,12 +25,12 @@ from starlette.routing import Route
 from serve_app.api.admin import SERVICES
 from serve_app.api.paths import OPEN, AdminPath, Path
 from serve_app.core.errors import InvalidRequest, NotFound
-from serve_app.core.images import ImageCard
+from serve_app.core.prompt import ImageCard
 from serve_app.core.tenants import Scope
 from serve_app.http.app import routes
 from serve_app.http.guard import Door
-from serve_app.http.headers import REFUSED
 from serve_app.http.metrics import Metrics
+from serve_app.http.middleware import REFUSED
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
 from serve_app.tenants.records import Author

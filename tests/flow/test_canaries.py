@@ -18,15 +18,15 @@ from serve_app.core.errors import EngineFailed, InvalidRequest
 from serve_app.deployments.logs import ACCESS_LOGGER, SERVES_LOGGER
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
-from serve_app.observe.guard import GuardedFormatter
-from serve_app.router.books import Books
+from serve_app.observe.lines import GuardedFormatter
+from serve_app.router.accounting import Books
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays
+from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
-from serve_app.router.replays import Replays
 from serve_app.router.router import Router
-from serve_app.router.scribe import Scribe
+from serve_app.tenants.admin_service import Office
 from serve_app.tenants.lending import Lending
-from serve_app.tenants.office import Office
 from serve_app.tenants.opening import open_store
 from serve_app.tenants.records import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
@@ -186,6 +186,7 @@ async def sinks(house: House, client: httpx.AsyncClient, log: io.StringIO) -> di
     return found
 
 
+@pytest.mark.law("Canaries")
 async def test_no_canary_is_in_any_sink(house: House, client: httpx.AsyncClient, log: io.StringIO) -> None:
     """Keys and prompts were in logs: vLLM, PR 52523; LiteLLM #20240."""
     strange = {"authorization": f"Bearer sa-{CANARY}{'x' * (43 - len(CANARY))}"}
@@ -209,6 +210,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.law("Canaries")
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_canary_is_in_any_sink_or_anybody_elses_answer_where_something_fails(
@@ -252,6 +254,7 @@ FORGERIES = [
 ]
 
 
+@pytest.mark.law("Canaries")
 @pytest.mark.parametrize("forgery", FORGERIES)
 async def test_no_line_of_the_log_is_forged_by_a_name_or_a_header(
     house: House, client: httpx.AsyncClient, log: io.StringIO, forgery: str, monkeypatch: pytest.MonkeyPatch

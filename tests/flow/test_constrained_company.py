@@ -33,6 +33,7 @@ async def texts_of(stack: Stack, body: dict[str, Any]) -> list[tuple[str, str]]:
     return [(choice["text"], choice["finish_reason"]) for choice in response.json()["choices"]]
 
 
+@pytest.mark.law("Constraints")
 async def test_constrained_texts_are_the_same_in_company_in_chunks_and_after_preemption() -> None:
     async with running_stack(num_replicas=1) as stack:
         alone = [await texts_of(stack, body) for body in REQUESTS]

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from tests.constraints.test_grammars import ARITHMETIC
 from tests.flow.stack import Stack, running_stack
 

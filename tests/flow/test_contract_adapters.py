@@ -16,6 +16,7 @@ from serve_app.deployments.loading import load_service
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
+from tests.engine.harness import core_of
 from tests.flow.stack import ROUTER_ID, Stack, running_stack
 
 PROMPT = "Once upon a time there was a cat"
@@ -138,6 +139,7 @@ async def test_what_cannot_be_is_refused_by_name(
 MODELS = ["demo", "demo:pirate", "demo:pirate*0.6+shout*0.4", "demo:shout"]
 
 
+@pytest.mark.law("Several models")
 @pytest.mark.parametrize("seed", [None, 11])
 async def test_each_model_of_a_list_answers_as_it_does_alone(stack: Stack, seed: int | None) -> None:
     """Greedy and drawn: choices, their log-probabilities, the reasons why they ended."""
@@ -193,7 +195,7 @@ async def test_different_bases_answer_one_request_each_on_its_own_replicas() -> 
         ambiguous = await app.post({"model": ["demo", "pirate"], "prompt": "a"})
         assert (ambiguous.status_code, ambiguous.json()["error"]["param"]) == (400, "model[1]")
         for service in app.services:
-            assert service.engine.load.num_steps > 0
+            assert core_of(service).load.num_steps > 0
         async with asyncio.timeout(30):  # what the refusal took back from the other base is aborted behind it
             while any(service.num_open for service in app.services):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -203,7 +205,7 @@ async def test_different_bases_answer_one_request_each_on_its_own_replicas() -> 
 async def test_a_replica_loads_an_adapter_once_however_many_mixes_there_are_of_it(stack: Stack) -> None:
     for scale in range(1, 9):
         await text_of(stack, model=f"demo:json*0.{scale}+pirate", max_tokens=1)
-    assert all(service.engine._slots.num_loads <= 3 for service in stack.services)
+    assert all(core_of(service)._slots.num_loads <= 3 for service in stack.services)
 
 
 async def test_a_mix_is_a_model_that_can_be_looked_up_and_is_not_listed(stack: Stack) -> None:

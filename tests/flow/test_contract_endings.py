@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 PROMPT = "Once upon a time"
@@ -37,7 +38,7 @@ async def streamed_logprobs(stack: Stack, **body: Any) -> dict[str, list[Any]]:
 
 
 def eos_of(stack: Stack) -> int:
-    return min(stack.services[0].engine.model.eos_token_ids)
+    return min(core_of(stack.services[0]).model.eos_token_ids)
 
 
 def name_of(stack: Stack, token_id: int) -> str:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from tests.flow.stack import Stack, running_stack
 
 CONTEXT = 256

@@ -13,13 +13,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from serve_app.api.dialects.dialect import Dialect
-from serve_app.api.dialects.listing import dialects_body
-from serve_app.api.dialects.tables import DIALECTS, LLAMA_CPP, UNION
+from serve_app.api.dialects import DIALECTS, LLAMA_CPP, UNION, Dialect
 from serve_app.api.embeddings import read_embeddings
-from serve_app.api.infill import read_infill
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.api.listings import dialects_body
+from serve_app.api.native import read_infill
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parse import CHAT, NATIVE, parse_completion, parse_request, read_request
 from serve_app.api.tokenize import parse_apply_template, parse_tokenize

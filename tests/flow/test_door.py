@@ -17,8 +17,7 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.keys import Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, Key, digest_of, new_key
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 PEPPER = b"p" * 32
@@ -97,6 +96,7 @@ def asking(model: str, **more: object) -> dict[str, object]:
     return {"model": model, "prompt": "a b", "max_tokens": 2, **more}
 
 
+@pytest.mark.law("The door")
 @pytest.mark.parametrize("path", [*Path, "/v", "/nothing", "/admin", "/v1/completions/", "//metrics"])
 async def test_no_route_but_health_front_and_the_consoles_files_answers_without_a_key(
     client: httpx.AsyncClient, path: str
@@ -208,6 +208,7 @@ async def test_what_may_not_be_used_is_not_listed(client: httpx.AsyncClient, ten
     assert sorted(entry["id"] for entry in body["data"]) == sorted(listed)
 
 
+@pytest.mark.law("The door")
 @pytest.mark.parametrize(
     ("tenant", "hidden", "invented"),
     [

@@ -17,7 +17,7 @@ from openai import AsyncOpenAI
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from serve_app.catalog.embedding import read_embedding_form
+from serve_app.catalog.defaults import read_embedding_form
 from serve_app.catalog.models import BUILTIN_MODELS
 from tests.families.making import save_model
 from tests.flow.stack import Stack, running_stack

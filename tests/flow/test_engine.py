@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.engine.harness import core_of
 from tests.flow.stack import HandDrivenClient, Stack, running_stack
 
 PROMPTS = [f"Once upon a time there was a {animal}" for animal in
@@ -56,9 +57,10 @@ async def test_a_batch_keeps_its_order_and_counts_each_prompt_once(stack: Stack)
     assert batch["usage"]["prompt_tokens"] == prompt_tokens
     assert batch["usage"]["completion_tokens"] == completion_tokens
     assert batch["usage"]["total_tokens"] == prompt_tokens + completion_tokens
-    assert all(service.engine.num_steps > 0 for service in stack.services), "both replicas should have worked"
+    assert all(core_of(service).num_steps > 0 for service in stack.services), "both replicas should have worked"
 
 
+@pytest.mark.law("Stream and whole")
 async def test_a_stream_adds_up_to_the_response(stack: Stack) -> None:
     asked = {"prompt": PROMPTS[:4], "max_tokens": 20, "n": 2, "temperature": 0.9, "seed": 11, "echo": True}
     whole = await stack.complete(**asked)
@@ -84,7 +86,7 @@ async def test_lora_path_names_an_adapter_per_prompt(stack: Stack) -> None:
 
 async def test_prompt_forms_agree(stack: Stack) -> None:
     tokenizer = stack.services[0].tokenizer
-    from serve_app.core.request import Prompt
+    from serve_app.core.prompt import Prompt
 
     text = "The dog likes to"
     ids = tokenizer.encode(Prompt(parts=(text,)))
@@ -118,6 +120,7 @@ async def test_logprobs_of_a_generation_equal_those_of_scoring_its_text(stack: S
     assert first["token_logprobs"][1:] == pytest.approx(second["token_logprobs"][1:], abs=1e-4)
 
 
+@pytest.mark.law("Stream and whole")
 async def test_streamed_logprobs_and_offsets_equal_those_of_the_response(stack: Stack) -> None:
     asked = {"prompt": PROMPTS[2], "max_tokens": 24, "logprobs": 1, "stop": ["e b", "zzz"]}
     whole = (await stack.complete(**asked))["choices"][0]["logprobs"]
@@ -138,6 +141,7 @@ async def test_a_stop_string_is_cut_and_reported(stack: Stack) -> None:
     assert joined(await stack.stream(prompt=PROMPTS[3], max_tokens=30, stop=stop)) == {0: cut["text"]}
 
 
+@pytest.mark.law("Determinism")
 async def test_a_seed_reproduces_whatever_else_runs(stack: Stack) -> None:
     asked = {"prompt": PROMPTS[4], "temperature": 1.2, "seed": 77, "n": 4, "max_tokens": 20}
     first = texts(await stack.complete(**asked))
@@ -160,14 +164,14 @@ async def test_a_seed_reproduces_whatever_else_runs(stack: Stack) -> None:
 async def test_what_only_the_model_can_refuse_is_refused_before_anything_starts(
     stack: Stack, body: dict[str, Any], status: int, named: str
 ) -> None:
-    steps = [service.engine.num_steps for service in stack.services]
+    steps = [core_of(service).num_steps for service in stack.services]
     for is_streamed in (False, True):
         response = await stack.post({"model": "demo", "max_tokens": 4, "stream": is_streamed, **body})
         assert response.status_code == status, response.text
         error = response.json()["error"]
         assert error["code"] == status
         assert named in error["message"]
-    assert [service.engine.num_steps for service in stack.services] == steps
+    assert [core_of(service).num_steps for service in stack.services] == steps
 
 
 async def test_a_client_that_leaves_frees_the_engine(stack: Stack) -> None:
@@ -178,7 +182,7 @@ async def test_a_client_that_leaves_frees_the_engine(stack: Stack) -> None:
     task = asyncio.create_task(client.run())
     for _ in range(5):
         await client.messages.get()
-    assert any(service.engine.load.num_running for service in stack.services)
+    assert any(core_of(service).load.num_running for service in stack.services)
     client.leaves.set()
     await asyncio.wait_for(task, 10)
     await stack.settled()

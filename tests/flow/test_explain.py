@@ -11,9 +11,10 @@ import jsonschema
 import pytest
 import pytest_asyncio
 
-from serve_app.api.dialects.tables import UNION
+from serve_app.api.dialects import UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
+from tests.engine.harness import core_of
 from tests.flow.house import House
 from tests.flow.stack import Stack, running_stack
 
@@ -29,10 +30,10 @@ async def stack() -> AsyncIterator[Stack]:
 
 
 async def explained(stack: Stack, **body: Any) -> dict[str, Any]:
-    before = stack.services[0].engine.load.num_steps
+    before = core_of(stack.services[0]).load.num_steps
     response = await stack.post({"model": "demo", **body}, "/v1/explain")
     assert response.status_code == 200, response.text
-    assert stack.services[0].engine.load.num_steps == before, "nothing runs"
+    assert core_of(stack.services[0]).load.num_steps == before, "nothing runs"
     found: dict[str, Any] = response.json()
     return found
 

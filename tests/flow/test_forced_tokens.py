@@ -96,6 +96,7 @@ async def drawn(drawing: Stack) -> dict[str, list[dict[str, Any]]]:
     return {name: await choices_of(drawing, name) for name in REQUESTS}
 
 
+@pytest.mark.law("Force")
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_choice_is_the_same_to_its_last_log_probability(
     forcing: Stack, drawn: dict[str, list[dict[str, Any]]], name: str
@@ -142,6 +143,7 @@ async def test_a_stream_adds_up_to_the_body(forcing: Stack, name: str) -> None:
                 assert found == choice["logprobs"][member]
 
 
+@pytest.mark.law("Force")
 async def test_they_are_the_same_in_company_in_small_steps_and_after_preemption(
     drawn: dict[str, list[dict[str, Any]]],
 ) -> None:

@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -16,11 +15,7 @@ import uvicorn
 from transformers import AutoModelForCausalLM
 
 from serve_app.catalog.models import BUILTIN_MODELS
-from serve_app.http.proxy import protocol_of
 from serve_app.http.settings import HttpSettings
-from serve_app.http.shortcut_end import Landing
-from serve_app.http.shortcut_start import TakesShortcuts
-from serve_app.http.turnstile import Turnstile
 from tests.flow.recordings import Answer, names, replay
 from tests.flow.stack import running_stack
 
@@ -76,20 +71,14 @@ ANSWERS: dict[str, list[object]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address() -> AsyncIterator[tuple[str, int]]:
-    """Where the service listens, behind what Serve is told to use, with streams on their way past Serve."""
-    landing = Landing()
-    await landing.open()
+    """Where the service listens, behind the server that Serve uses."""
     listener = socket.create_server(("127.0.0.1", 0))
     async with running_stack(num_replicas=1, settings=HttpSettings(cors_origins=(LISTED,))) as stack:
-        protocol: Any = protocol_of(Turnstile(), landing)  # uvicorn calls it, as it would a class
-        server = uvicorn.Server(
-            uvicorn.Config(TakesShortcuts(stack.app), http=protocol, lifespan="off", log_config=None)
-        )
+        server = uvicorn.Server(uvicorn.Config(stack.app, lifespan="off", log_config=None))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()
         server.should_exit = True
         await serving
-        landing.close()
 
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.model_list import ModelEntry
+from serve_app.api.listings import ModelEntry
 from serve_app.core.errors import ContextOverflow, Overloaded
 from serve_app.core.tenants import Tenant
 from serve_app.http.app import build_app

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.core.delta import Load
-from serve_app.core.flow_usage import FlowUsage, UsageReport
+from serve_app.core.ledger import FlowUsage, UsageReport
 from serve_app.http import metrics as metrics_module
 from serve_app.http.app import build_app
 from serve_app.http.metrics import Metrics
@@ -133,9 +133,3 @@ async def test_more_adapters_than_the_cap_share_one_series(client):
     tokens = {key[1]: value for key, value in found.items() if key[0] == "serve_app_completion_tokens_total"}
     assert len(tokens) == metrics_module.MAX_MODELS + 1
     assert tokens["model=other"] == 10
-
-
-async def test_what_a_proxy_says_that_it_refused_is_counted(client):
-    for number in ("3", "4", "many", "9" * 10):
-        await client.get("/health", headers={"x-serve-app-refused": number})
-    assert (await samples(client))[("serve_app_proxy_refusals_total",)] == 7

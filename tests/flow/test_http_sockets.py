@@ -14,8 +14,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve_app.http.app import build_app
-from serve_app.http.proxy import protocol_of
-from serve_app.http.turnstile import Turnstile
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
@@ -23,7 +21,7 @@ from tests.fakes import FakeBackend
 BODY = json.dumps({"model": "tiny", "prompt": "one two", "max_tokens": 3, "stream": True}).encode()
 
 
-PARSERS: dict[str, Any] = {"httptools": HttpToolsProtocol, "h11": H11Protocol, "ours": protocol_of(Turnstile())}
+PARSERS: dict[str, Any] = {"httptools": HttpToolsProtocol, "h11": H11Protocol}
 
 
 @pytest.fixture(params=PARSERS)
@@ -33,7 +31,7 @@ def parser(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def address(parser: str) -> AsyncIterator[tuple[str, int]]:
-    """Where the service listens, behind either of the parsers that uvicorn has, or what Serve is told to use."""
+    """Where the service listens, behind either of the parsers that uvicorn has."""
     fleet = Fleet("router-0")
     backend = FakeBackend()
     fleet.put(backend.card, backend)

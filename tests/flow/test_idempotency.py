@@ -13,18 +13,16 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from serve_app.core.errors import EngineFailed, Unavailable
-from serve_app.core.quotas import Meter
-from serve_app.core.tenants import Identity, Scope, Tenant
+from serve_app.core.tenants import Identity, Meter, Scope, Tenant
 from serve_app.http.app import build_app
+from serve_app.http.exchange import rate_headers
 from serve_app.http.guard import Door
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import rate_headers
 from serve_app.http.settings import HttpSettings
-from serve_app.router.account import Rate, Rates
-from serve_app.router.claims import LOST_S, Claim, Claimed, Claims
 from serve_app.router.fleet import Fleet
-from serve_app.router.replays import Message, Recording, Replays, ReplaySettings
+from serve_app.router.idempotency import LOST_S, Claim, Claimed, Claims, Message, Recording, Replays, ReplaySettings
+from serve_app.router.quotas import Rate, Rates
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
 
@@ -240,32 +238,32 @@ async def test_what_is_kept_of_all_tenants_is_bounded_and_what_is_old_goes_whoev
     replays = Replays(ReplaySettings(seconds=60), clock=lambda: now, max_total_bytes=5000)
 
     def answer(tenant: str) -> None:
-        recording = replays.begin(tenant, "k", b"f")
+        recording = replays.begin(claim_of("k", tenant))
         recording.add({"type": "http.response.body", "body": b"x" * 600})
-        replays.end(tenant, "k", recording, is_kept=True)
+        replays.end(claim_of("k", tenant), is_kept=True)
 
     for number in range(20):
         answer(f"tenant-{number}")
         assert replays.total_bytes <= 5000
     assert [replays.num_bytes(f"tenant-{number}") for number in (14, 15, 19)] == [0, 1000, 1000]
-    running = replays.begin("tenant-15", "other", b"f")
+    running = replays.begin(claim_of("other", "tenant-15"))
     now = 60.0
     answer("another")
     assert replays.total_bytes == replays.num_bytes("another") == 1000
-    assert replays.find("tenant-15", "other", b"f") is running
+    assert replays.find(claim_of("other", "tenant-15")) is running
 
 
 async def test_what_is_kept_is_told_as_long_as_it_is_good() -> None:
     now = 0.0
     replays = Replays(ReplaySettings(seconds=60), clock=lambda: now)
     for key in ("whole", "failed", "running"):
-        recording = replays.begin("a", key, key.encode())
+        recording = replays.begin(claim_of(key))
         recording.add({"type": "http.response.body", "body": b"x"})
         if key != "running":
-            replays.end("a", key, recording, is_kept=key == "whole")
+            replays.end(claim_of(key), is_kept=key == "whole")
     now = 10.0
-    [kept] = replays.kept()
-    assert (kept.tenant, kept.key, kept.fingerprint, kept.seconds) == ("a", "whole", b"whole", 50.0)
+    [(kept, seconds)] = replays.kept()
+    assert (kept.claim, seconds) == (claim_of("whole"), 50.0)
     assert kept.messages == ({"type": "http.response.body", "body": b"x"},)
     now = 60.0
     assert replays.kept() == []
@@ -273,13 +271,17 @@ async def test_what_is_kept_is_told_as_long_as_it_is_good() -> None:
 
 async def test_followers_have_what_they_follow_to_the_end_though_it_is_not_kept() -> None:
     replays = Replays(ReplaySettings(max_bytes=0))
-    recording = replays.begin("a", "k", b"f")
+    recording = replays.begin(claim_of("k"))
     following = asyncio.create_task(_all(recording))
     await asyncio.sleep(0)
     recording.add({"type": "http.response.start"})
     recording.add({"type": "http.response.body", "body": b"x"})
-    replays.end("a", "k", recording, is_kept=True)
-    assert (len(await following), replays.find("a", "k", b"f")) == (2, None)
+    replays.end(claim_of("k"), is_kept=True)
+    assert (len(await following), replays.find(claim_of("k"))) == (2, None)
+
+
+def claim_of(key: str, tenant: str = "a") -> Claim:
+    return Claim(tenant=tenant, key=key, fingerprint=b"f", attempt="1", seconds=60.0)
 
 
 async def _all(recording: Recording) -> list[object]:
@@ -300,6 +302,7 @@ async def test_a_repeat_at_another_router_gets_the_same_bytes_and_nothing_is_com
     assert "idempotency-replayed" not in (await asking.post(body, tenant="b", router=1)).headers
 
 
+@pytest.mark.law("One answer")
 @stepped
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_a_repeat_at_another_router_waits_for_what_is_still_computed(

@@ -9,10 +9,9 @@ import httpx2
 import pytest
 
 from serve_app.core.ledger import Row
-from serve_app.lab import Client
 from serve_app.lab.administrator import Administrator
-from serve_app.lab.background import Background
-from serve_app.lab.errors import ServiceError
+from serve_app.lab.client import Background, Client
+from serve_app.lab.wire import ServiceError
 from tests.flow.house import House
 
 AT = 1.8e9

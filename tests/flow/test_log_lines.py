@@ -18,6 +18,7 @@ from serve_app.http.app import build_app
 from serve_app.observe.lines import Lines
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
+from tests.engine.harness import core_of
 from tests.fakes import FakeBackend
 from tests.flow.stack import Stack, running_stack
 
@@ -68,7 +69,7 @@ async def test_a_failure_of_the_engine_names_the_requests_that_it_hit(written: W
         raise RuntimeError("the device is gone")
 
     async with running_stack(num_replicas=1, threads=1) as stack:
-        runner: Any = stack.services[0].engine._runner
+        runner: Any = core_of(stack.services[0])._runner
         runner.forward = fail
         response = await posted(stack, "client-7", prompt=SECRET)
         assert response.status_code == 500
@@ -89,7 +90,7 @@ async def test_a_replica_that_cannot_be_reached_is_told_with_the_request(written
     fleet.put(await backend.hello("router-0"), backend)
     stack = Stack(app=build_app(Router(fleet)), services=[], fleet=fleet)
     await posted(stack, "client-8", model=next(iter(fleet.cards)), prompt=SECRET)
-    assert "serve_app.router.calls" in written.about("client-8")
+    assert "serve_app.router.link" in written.about("client-8")
     assert SECRET not in json.dumps(written.lines)
     await fleet.close()
 

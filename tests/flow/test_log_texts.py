@@ -9,7 +9,7 @@ import json
 import httpx
 import pytest
 
-from serve_app.router.excerpts import HIDDEN, MAX_CHARS, MAX_TEXTS, is_sampled
+from serve_app.router.stats import HIDDEN, MAX_CHARS, MAX_TEXTS, is_sampled
 from serve_app.tenants.keys import new_key
 from tests.flow.test_canaries import (
     BY,

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from serve_app.core.errors import EngineFailed, ReplicaLost
-from serve_app.engine.tensor_parallel.crew import Crew
+from serve_app.engine.tensor_parallel.workers import Crew
+from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
@@ -21,7 +22,7 @@ MODELS = ["demo", "demo:pirate", "demo:shout", "demo:json"]
 
 
 def crew_of(stack: Stack) -> Crew:
-    found = stack.services[0].engine.model.crew
+    found = core_of(stack.services[0]).model.crew
     assert found is not None
     return found
 
@@ -46,13 +47,14 @@ async def test_a_divided_model_answers_as_the_whole_one_does_and_leaves_no_proce
     assert not is_there(process_id)
 
 
+@pytest.mark.law("Shards")
 async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_requests_end() -> None:
     async with running_stack(num_replicas=1, tensor_parallel=2) as stack:
         [process_id] = crew_of(stack).process_ids
         running = asyncio.create_task(
             stack.post({"model": "demo", "prompt": "The sea", "max_tokens": 600, "ignore_eos": True})
         )
-        await until(lambda: stack.services[0].engine.num_steps > 3)
+        await until(lambda: core_of(stack.services[0]).num_steps > 3)
         os.kill(process_id, signal.SIGKILL)
         assert (await running).status_code == 503
         with pytest.raises(EngineFailed):

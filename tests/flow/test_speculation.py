@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.engine.harness import FreeGuesses
+from tests.engine.harness import FreeGuesses, core_of
 from tests.flow.stack import Stack, running_stack
 from tests.flow.test_forced_tokens import REQUESTS, body_of, same
 
@@ -37,6 +37,7 @@ async def answer(stack: Stack, body: dict[str, Any], path: str = "/v1/completion
     return found
 
 
+@pytest.mark.law("Guesses")
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_constrained_choice_is_the_same_to_its_last_log_probability(
     guessing: Stack, plain: Stack, name: str
@@ -89,7 +90,7 @@ async def test_a_chat_takes_a_prediction(guessing: Stack) -> None:
 
 async def test_what_is_no_prediction_is_refused_by_name(guessing: Stack) -> None:
     body = {"model": "demo", "prompt": PROMPT, "max_tokens": 4}
-    size = guessing.services[0].engine.model.vocab_size
+    size = core_of(guessing.services[0]).model.vocab_size
     for sent, param in (
         ({"prediction": "text"}, "prediction"),
         ({"prediction": {"type": "other", "content": "a"}}, "prediction"),
@@ -105,6 +106,6 @@ async def test_what_is_no_prediction_is_refused_by_name(guessing: Stack) -> None
 
 
 async def test_guesses_are_counted_in_the_metrics_of_the_model(guessing: Stack) -> None:
-    load = guessing.services[0].engine.load
+    load = core_of(guessing.services[0]).load
     assert 0 < load.num_accepted_tokens <= load.num_drafted_tokens
     assert replace(load, num_drafted_tokens=0) != load

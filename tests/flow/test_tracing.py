@@ -17,8 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from serve_app.http.app import build_app
 from serve_app.http.settings import HttpSettings
-from serve_app.observe.legs import MAX_PROMPTS
-from serve_app.observe.tracing import Tracing
+from serve_app.observe.tracing import MAX_PROMPTS, Tracing
 from serve_app.router.router import Router
 from tests.flow.stack import Stack, running_stack
 

@@ -13,12 +13,12 @@ from tests.house.sources import MODULES, PACKAGE, REPOSITORY, nodes_of, text_of
 PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "jsonpickle"}
 UNPICKLING = {"torch.load", "torch.serialization.load", "torch.jit.load", "torch.package.PackageImporter"}
 UNPICKLING |= {"pandas.read_pickle", "numpy.lib.format.read_array", "ray.cloudpickle"}
-PACKS = "deployments/packing.py"
+PACKS = "deployments/transport.py"
 """Frames between replicas and routers of ours, inside Ray, which carries pickled objects itself."""
 PIPES = {
-    "apart/forking.py": "what a child is given once, by the process that started it, before anything of a stranger's",
-    "engine/tensor_parallel/crew.py": "answers of followers, each of which it has started itself",
-    "engine/tensor_parallel/follower.py": "orders of the first shard, which has started it",
+    "sandbox/child.py": "what a child is given once, by the process that started it, before anything of a stranger's",
+    "engine/tensor_parallel/workers.py": "answers of followers, each of which it has started itself",
+    "engine/tensor_parallel/worker.py": "orders of the first shard, which has started it",
 }
 """Who unpickles what comes over a pipe, and from whom: pairs of sockets that a child inherits, without an address."""
 ENDS_OF_PIPES = "multiprocessing.connection.Connection"

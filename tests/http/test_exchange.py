@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from serve_app.api.dialects.tables import UNION
+from serve_app.api.dialects import UNION
 from serve_app.core.errors import (
     InvalidRequest,
     Overloaded,

@@ -9,10 +9,9 @@ import matplotlib as mpl
 import pytest
 
 from serve_app.lab import markup
-from serve_app.lab.comparison import Comparison, common_length
-from serve_app.lab.completion import Completion, Completions
+from serve_app.lab.completion import Comparison, Completion, Completions, common_length
 from serve_app.lab.live import TerminalLive
-from serve_app.lab.tokens import Token
+from serve_app.lab.markup import Token
 
 HOSTILE = [
     "<script>alert(1)</script>",

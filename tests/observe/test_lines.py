@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from ray._common.formatters import JSONFormatter
 
-from serve_app.core.concern import MAX_NAMED, about, concerning
+from serve_app.core.log_context import MAX_NAMED, about, log_context
 from serve_app.deployments.logs import SERVES_LOGGER, serve_writes_json
-from serve_app.observe.guard import WITHHELD
-from serve_app.observe.lines import Lines
+from serve_app.observe.lines import WITHHELD, Lines
 
 
 def line(*, as_json: bool, error: bool = False, **extra: object) -> str:
@@ -43,7 +42,7 @@ def failing_line(*, as_json: bool) -> str:
 
 
 def test_a_line_of_text_begins_with_its_time_in_utc_and_ends_with_its_request() -> None:
-    with concerning(["abc-1"]):
+    with log_context(["abc-1"]):
         time, rest = line(as_json=False).split(" ", 1)
     assert len(time) == len("2026-01-01T00:00:00.000Z")
     assert time.endswith("Z")
@@ -51,7 +50,7 @@ def test_a_line_of_text_begins_with_its_time_in_utc_and_ends_with_its_request() 
 
 
 def test_a_line_in_json_is_one_object_on_one_line_with_its_traceback() -> None:
-    with concerning(["abc-1"]):
+    with log_context(["abc-1"]):
         found = json.loads(failing_line(as_json=True))
     assert "\n" not in failing_line(as_json=True)
     assert set(found) == {"time", "level", "logger", "message", "request_id", "error"}
@@ -72,7 +71,7 @@ def test_no_character_of_a_line_ends_it_or_steers_a_terminal(as_json: bool) -> N
 
 
 def test_what_a_line_says_of_itself_goes_before_its_surroundings_and_is_bounded() -> None:
-    with concerning(["outer"]):
+    with log_context(["outer"]):
         assert json.loads(line(as_json=True, **about(["a", "b", "a", ""])))["request_ids"] == ["a", "b"]
         assert json.loads(line(as_json=True, **about([])))["request_id"] == "outer"
     many = about(str(number) for number in range(1000))
@@ -83,7 +82,7 @@ def test_what_a_line_says_of_itself_goes_before_its_surroundings_and_is_bounded(
 
 async def test_requests_at_once_do_not_get_each_others_lines() -> None:
     async def served(name: str) -> str:
-        with concerning([name]):
+        with log_context([name]):
             await asyncio.sleep(0)
             return await asyncio.to_thread(line, as_json=True)
 

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 import yaml
 
-from serve_app.engine.speculation.costs import StepCosts
+from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.observe.__main__ import write
 from tests.flow.stack import Stack, running_stack
 from tests.observe.queries import BOARDS, REPOSITORY, RULES, every_query, filled_in, rules, selected, variables_of

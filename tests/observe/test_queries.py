@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.core.delta import Load
-from serve_app.core.flow_usage import FlowUsage, UsageReport
+from serve_app.core.ledger import FlowUsage, UsageReport
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router

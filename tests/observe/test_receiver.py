@@ -16,8 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from serve_app.http.app import build_app
 from serve_app.http.settings import HttpSettings
-from serve_app.observe.settings import TraceSettings
-from serve_app.observe.switch import Switch
+from serve_app.observe.switch import Switch, TraceSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend

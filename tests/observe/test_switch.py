@@ -10,9 +10,8 @@ import pytest
 
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.http.settings import HttpSettings
-from serve_app.observe.exporting import address_of
-from serve_app.observe.settings import TraceSettings, wanted
-from serve_app.observe.switch import WANTED, Switch
+from serve_app.observe.switch import WANTED, Switch, TraceSettings, wanted
+from serve_app.observe.tracing import address_of
 
 HERE = TraceSettings(endpoint="http://127.0.0.1:4318", sample=0.5)
 ENVIRONMENT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
@@ -43,7 +42,7 @@ print([name for name in sys.modules if name.startswith(("opentelemetry", "serve_
 MISSING = """
 import sys
 sys.modules["opentelemetry.exporter.otlp.proto.http.trace_exporter"] = None
-from serve_app.observe.settings import TraceSettings
+from serve_app.observe.switch import TraceSettings
 from serve_app.observe.switch import Switch
 print(Switch({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}).turned(None))
 try:

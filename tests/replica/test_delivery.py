@@ -13,9 +13,8 @@ import pytest
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
-from serve_app.engine.outbox import Outbox
-from serve_app.replica.delivery import Delivery
-from serve_app.replica.open_requests import OpenRequests
+from serve_app.replica.delivery import Delivery, Outbox
+from serve_app.replica.requests import OpenRequests
 from tests.engine.harness import request
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from serve_app.replica.departures import Departures
-from serve_app.replica.leases import Leases
+from serve_app.replica.delivery import Leases
+from serve_app.replica.requests import Departures
 
 
 class Clock:

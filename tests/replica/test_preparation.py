@@ -8,19 +8,18 @@ from dataclasses import replace
 import pytest
 from tokenizers import Tokenizer, normalizers
 
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import ContextOverflow, InvalidRequest
+from serve_app.core.prompt import Prompt
 from serve_app.core.request import (
+    ContextParams,
     DryParams,
     GenerationRequest,
-    Prompt,
     SamplingParams,
     StopParams,
     UnencodedParams,
 )
-from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.replica.preparation import Preparation
-from serve_app.replica.prompt_bounds import HEAD_CHARS_PER_TOKEN, HEAD_MARGIN
+from serve_app.replica.engine import PreparedRequest
+from serve_app.replica.preparation import HEAD_CHARS_PER_TOKEN, HEAD_MARGIN, Preparation
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
 from tests.engine.harness import request
@@ -55,10 +54,10 @@ def preparation(tokenizer: TextTokenizer, *, max_chars: int | None = None) -> Pr
     return Preparation(tokenizer, model_name="toy", max_model_len=CONTEXT, max_chars=max_chars)
 
 
-def prepared(preparation: Preparation, request: GenerationRequest) -> list[Sequence]:
+def prepared(preparation: Preparation, request: GenerationRequest) -> PreparedRequest:
     """As the service does it: the length first."""
     preparation.check_length(request)
-    return preparation.sequences(request)
+    return preparation.prepare(request)
 
 
 def asked(*parts: str | tuple[int, ...], **changes: object) -> GenerationRequest:
@@ -100,7 +99,7 @@ def test_of_a_text_that_a_vocabulary_cannot_judge_only_the_beginning_is_cut() ->
 
 def test_a_text_that_shrinks_into_the_context_is_taken_however_it_begins() -> None:
     tokenizer = counting(deletes=True)
-    (sequence,) = prepared(preparation(tokenizer), asked(" " * 50_000 + "Once upon a time"))
+    sequence = prepared(preparation(tokenizer), asked(" " * 50_000 + "Once upon a time"))
     assert tokenizer.decode(sequence.token_ids) == "Once upon a time"
 
 
@@ -117,17 +116,17 @@ def test_the_longest_texts_that_fit_are_taken() -> None:
     longest = [text for text in texts[-200:] if tokenizer.count(text) == CONTEXT - 1]
     assert longest
     for text in longest:
-        (sequence,) = prepared(preparation(tokenizer), asked(text))
-        assert sequence.num_tokens == CONTEXT - 1
+        sequence = prepared(preparation(tokenizer), asked(text))
+        assert len(sequence.token_ids) == CONTEXT - 1
 
 
 def test_a_prompt_to_be_truncated_keeps_its_end_and_says_what_it_lost() -> None:
     tokenizer = counting()
     text = "Once upon a time there was a fox. " * 500
     whole = tokenizer.encode(Prompt(parts=(text,)))
-    (sequence,) = prepared(preparation(tokenizer), asked(text, context=TRUNCATES))
-    assert sequence.token_ids == whole[-sequence.num_tokens :]
-    assert sequence.num_dropped_tokens == len(whole) - sequence.num_tokens
+    sequence = prepared(preparation(tokenizer), asked(text, context=TRUNCATES))
+    assert sequence.token_ids == whole[-len(sequence.token_ids) :]
+    assert sequence.num_dropped_tokens == len(whole) - len(sequence.token_ids)
 
 
 def test_a_prompt_to_be_truncated_is_cut_up_to_the_configured_length() -> None:
@@ -168,7 +167,7 @@ def test_biases_and_breakers_that_came_as_text_are_cut_like_texts_alone_and_behi
     tokenizer = counting()
     sampling = SamplingParams(logit_bias=((7, 1.0),), dry=DryParams(multiplier=1.0, breakers=((9,),)))
     unencoded = UnencodedParams(logit_bias=((" fox", 2.0), ("time", 3.0)), dry_breakers=("\n", " fox", ":"))
-    (sequence,) = prepared(
+    sequence = prepared(
         preparation(tokenizer), asked("Once", sampling=sampling, unencoded=unencoded, stop=StopParams(max_tokens=1))
     )
     reference = Tokenizer.from_file(str(DEMO / "tokenizer.json"))

@@ -10,25 +10,25 @@ from dataclasses import replace
 import pytest
 
 from serve_app.catalog.adapters import read_adapter
-from serve_app.core.context import ContextParams
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.ledger import Spent
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
-from serve_app.core.tokenization import TokenizeRequest
+from serve_app.core.prompt import Prompt, TokenizeRequest
+from serve_app.core.request import ContextParams, GenerationRequest, StopParams
+from serve_app.deployments.loading import load_replica
 from serve_app.engine.decoder.loading import ModelNotSupported
 from serve_app.replica.service import ModelService
 from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes
 from tests.engine.conftest import DEMO
-from tests.engine.harness import config, request
+from tests.engine.harness import config, core_of, request
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 async def service() -> AsyncIterator[ModelService]:
-    made = ModelService.load(config(DEMO, max_num_sequences=4, max_waiting=4, lease_s=600), replica_id="r1")
+    made = load_replica(config(DEMO, max_num_sequences=4, max_waiting=4, lease_s=600), replica_id="r1")
     made.start()  # nobody renews a lease here
     yield made
     await made.close()
@@ -84,7 +84,7 @@ async def attached(service: ModelService, router_id: str = "router") -> Reader:
 
 async def idle(service: ModelService) -> None:
     async with asyncio.timeout(30):
-        while service.engine.has_work or service.num_open:  # noqa: ASYNC110, the engine runs in another thread
+        while core_of(service).has_work or service.num_open:  # noqa: ASYNC110, the engine runs in another thread
             await asyncio.sleep(0.01)
 
 
@@ -96,7 +96,7 @@ async def test_what_makes_steps_faster_begins_when_the_service_is_warmed(
     service: ModelService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    monkeypatch.setattr(service.engine.model.narrowing, "start", lambda: begun.append(True))
+    monkeypatch.setattr(core_of(service).model.narrowing, "start", lambda: begun.append(True))
     await service.warm()
     assert begun == [True]
 
@@ -127,7 +127,7 @@ async def test_a_refused_request_starts_nothing_of_its_batch(
     with pytest.raises(error, match=message):
         await service.submit("router", [text_request("good"), text_request("bad", **changes)])
     assert service.num_open == 0
-    assert not service.engine.has_work
+    assert not core_of(service).has_work
     await reader.close()
 
 
@@ -157,7 +157,7 @@ async def test_abort_frees_everything_and_no_delta_follows(service: ModelService
     await service.abort("router", ["b"])
     count = len(reader.deltas)
     await idle(service)
-    assert service.engine.load.num_free_blocks == service.engine.load.num_blocks
+    assert core_of(service).load.num_free_blocks == core_of(service).load.num_blocks
     async with asyncio.timeout(10):
         while service.card.load.num_running:  # noqa: ASYNC110, what it says of itself follows
             await asyncio.sleep(0.01)
@@ -167,14 +167,14 @@ async def test_abort_frees_everything_and_no_delta_follows(service: ModelService
 
 async def test_what_was_given_up_is_told_to_every_router_with_a_frame_and_waits_for_no_other() -> None:
     """Neither of the two has anything left here."""
-    service = ModelService.load(config(DEMO, lease_s=600), replica_id="r1")
+    service = load_replica(config(DEMO, lease_s=600), replica_id="r1")
     service.start()
     readers = [await attached(service), await attached(service, "other")]
     await service.submit("router", [text_request("a", stop=StopParams(max_tokens=None))])
     await readers[0].wait(lambda seen: len(seen) > 3)
     await service.abort("router", ["a"])
     await idle(service)
-    (flow,) = service.engine.news(0).spent
+    (flow,) = core_of(service).news(0).spent
     async with asyncio.timeout(10):
         while any(each.spent != flow for each in readers):  # noqa: ASYNC110, what it says follows
             await asyncio.sleep(0.01)
@@ -189,7 +189,7 @@ async def test_leaving_the_stream_aborts_what_was_submitted(service: ModelServic
     await reader.wait(lambda seen: len(seen) > 2)
     await reader.close()
     await idle(service)
-    assert service.engine.load.num_running == 0
+    assert core_of(service).load.num_running == 0
 
 
 async def test_a_router_cannot_abort_for_another(service: ModelService) -> None:
@@ -203,7 +203,7 @@ async def test_a_router_cannot_abort_for_another(service: ModelService) -> None:
 
 
 async def test_a_router_that_falls_silent_loses_its_requests() -> None:
-    service = ModelService.load(config(DEMO, lease_s=0.2), replica_id="r1")
+    service = load_replica(config(DEMO, lease_s=0.2), replica_id="r1")
     service.start()
     reader = await attached(service)
     await service.submit("router", [text_request("a", stop=StopParams(max_tokens=None))])
@@ -211,13 +211,13 @@ async def test_a_router_that_falls_silent_loses_its_requests() -> None:
         await reader.ended()
     assert service.num_open == 0
     await idle(service)
-    assert service.engine.load.num_running == 0
+    assert core_of(service).load.num_running == 0
     await service.close()
 
 
 async def test_a_replica_that_was_stalled_keeps_its_routers_and_their_requests() -> None:
     now = [0.0]
-    service = ModelService.load(config(DEMO, lease_s=40), replica_id="r1", clock=lambda: now[0])
+    service = load_replica(config(DEMO, lease_s=40), replica_id="r1", clock=lambda: now[0])
     service.start()
     reader = await attached(service)
     await service.submit("router", [text_request("a", stop=LONG)])
@@ -280,13 +280,13 @@ async def test_a_router_cannot_pause_for_another_and_a_paused_request_can_be_abo
     await service.pause("router", ["b"])
     await service.abort("router", ["b"])
     await idle(service)
-    load = service.engine.load
+    load = core_of(service).load
     assert (load.num_running, load.num_waiting, load.num_free_blocks) == (0, 0, load.num_blocks)
     await reader.close()
 
 
 async def test_a_router_that_never_reads_loses_its_requests_with_an_error_and_no_other_does() -> None:
-    service = ModelService.load(config(DEMO, max_outbox_deltas=8, max_outbox_bytes=3_000), replica_id="r1")
+    service = load_replica(config(DEMO, max_outbox_deltas=8, max_outbox_bytes=3_000), replica_id="r1")
     service.start()
     await service.submit("deaf", [text_request("a", n=2, stop=LONG), text_request("b", stop=LONG)])
     reader = await attached(service)
@@ -308,14 +308,14 @@ async def test_a_router_that_never_reads_loses_its_requests_with_an_error_and_no
 
 async def test_a_fresh_replica_says_what_it_has_before_its_first_step(service: ModelService) -> None:
     card = await service.hello("router")
-    assert card.load.num_blocks == service.engine.load.num_blocks > 0
+    assert card.load.num_blocks == core_of(service).load.num_blocks > 0
     assert card.load.num_free_blocks == card.load.num_blocks
     assert (card.model.max_num_sequences, card.model.max_waiting) == (4, 4)
     assert card.model.kv_cache_bytes == 64 << 20
 
 
 async def test_a_text_to_tokenize_is_bounded_by_the_configuration() -> None:
-    service = ModelService.load(config(DEMO, max_tokenized_chars=100), replica_id="r1")
+    service = load_replica(config(DEMO, max_tokenized_chars=100), replica_id="r1")
     service.start()
     assert (await service.tokenize(TokenizeRequest(text="x" * 100))).token_ids
     for name in ("prompt", "content"):
@@ -328,7 +328,7 @@ async def test_a_text_to_tokenize_is_bounded_by_the_configuration() -> None:
 async def with_full_lanes(gate: threading.Event) -> tuple[ModelService, list[asyncio.Task[bool]]]:
     """A service whose every tokenizer thread for long texts waits at the gate."""
     lanes = TokenizerLanes()
-    service = ModelService.load(config(DEMO), replica_id="r1", lanes=lanes)
+    service = load_replica(config(DEMO), replica_id="r1", lanes=lanes)
     service.start()
     ahead = [asyncio.create_task(lanes.run([text_request("ahead", LONG_TEXT)], gate.wait)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -364,6 +364,7 @@ async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_b
     await service.close()
 
 
+@pytest.mark.law("Nobody is held up")
 async def test_short_work_passes_long_work() -> None:
     lanes, gate = TokenizerLanes(), threading.Event()
     sizes = [most + 1 for most, _ in LANES if most is not None]
@@ -399,7 +400,7 @@ async def test_an_adapter_that_does_not_fit_is_listed_with_its_reason_and_stops_
 ) -> None:
     folder = tmp_path_factory.mktemp("broken")
     (folder / "adapter_config.json").write_text("{}")
-    service = ModelService.load(config(DEMO), [read_adapter(folder, root=folder.parent)], replica_id="r1")
+    service = load_replica(config(DEMO), [read_adapter(folder, root=folder.parent)], replica_id="r1")
     service.start()
     listed = service.card.model.adapters[0]
     assert not listed.is_usable
@@ -417,4 +418,4 @@ def test_a_model_with_an_unsupported_part_is_refused_by_name(tmp_path_factory: p
     settings["quantization_config"] = {"quant_method": "aqlm"}
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelNotSupported, match="quant_method 'aqlm'"):
-        ModelService.load(config(folder), replica_id="r1")
+        load_replica(config(folder), replica_id="r1")

@@ -10,13 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.context import ContextParams
 from serve_app.core.errors import Overloaded
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import ContextParams, GenerationRequest
 from serve_app.core.shares import Share
-from serve_app.replica.service import ModelService
-from serve_app.replica.text_turns import OLDEST_EVERY, TextTurns, Work
-from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes
+from serve_app.deployments.loading import load_replica
+from serve_app.replica.tokenizer_lanes import LANES, OLDEST_EVERY, TextTurns, TokenizerLanes, Work
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, request
 
@@ -58,6 +57,7 @@ class Behind:
         return asyncio.create_task(self.lanes.run(requests, work))
 
 
+@pytest.mark.law("Nobody is held up")
 async def test_one_text_of_another_flow_is_not_behind_many_long_ones() -> None:
     behind = Behind(TokenizerLanes())
     for _ in range(200):
@@ -203,7 +203,7 @@ def test_a_text_alone_has_room_however_long_it_is() -> None:
 @pytest.mark.slow
 async def test_a_replica_refuses_texts_beyond_what_may_wait_and_takes_them_when_there_is_room() -> None:
     behind = Behind(TokenizerLanes(100_000))
-    service = ModelService.load(config(DEMO), replica_id="r1", lanes=behind.lanes)
+    service = load_replica(config(DEMO), replica_id="r1", lanes=behind.lanes)
     service.start()
     first, second = (
         [replace(each, context=ContextParams(truncates_prompt=True)) for each in asked(size, share, name)]

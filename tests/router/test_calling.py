@@ -11,7 +11,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.parse import parse_completion
 from serve_app.api.responses import Choice
 from serve_app.core.delta import FinishReason
-from serve_app.router.calling import CallReader, constraint_of
+from serve_app.router.message import CallReader, constraint_of
 
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 

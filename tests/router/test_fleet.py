@@ -10,11 +10,12 @@ from itertools import permutations
 import pytest
 
 from serve_app.api.parse import parse_completion
-from serve_app.catalog.errors import CatalogError
+from serve_app.catalog.files import CatalogError
 from serve_app.core.cards import AdapterCard
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from serve_app.router.run import Run

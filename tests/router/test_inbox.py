@@ -6,8 +6,7 @@ import asyncio
 
 from serve_app.core.delta import Delta
 from serve_app.core.errors import EngineFailed
-from serve_app.router.event import Event
-from serve_app.router.inbox import Inbox
+from serve_app.router.run import Event, Inbox
 
 
 def event(number: int, part: int = 0) -> Event:

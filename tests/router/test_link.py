@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.core.concern import MAX_NAMED
 from serve_app.core.delta import Delta, Finish, FinishReason
 from serve_app.core.errors import Overloaded, ReplicaLost
-from serve_app.core.images import Image
+from serve_app.core.log_context import MAX_NAMED
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt, StopParams
+from serve_app.core.prompt import Image, Prompt
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.router.link import ReplicaLink
 from tests.fakes import FakeBackend
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parse import CHAT, parse_completion, parse_request
 from serve_app.core.errors import InvalidRequest

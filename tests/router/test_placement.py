@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from serve_app.router.placement import Placement, Standing
+from serve_app.router.fleet import Placement
+from serve_app.router.link import Standing
 
 
 def test_sixteen_prompts_are_spread_evenly_over_two_idle_replicas():
@@ -31,8 +32,3 @@ def test_work_is_relative_to_capacity():
 
 def test_a_prompt_with_many_samples_weighs_as_many():
     assert Placement().place([4, 1, 1, 1, 1], [Standing(work=0), Standing(work=0)]) == [0, 1, 1, 1, 1]
-
-
-def test_another_policy_is_another_key():
-    most_work = Placement(lambda standing: -standing.work)
-    assert most_work.place([1, 1], [Standing(work=3), Standing(work=5)]) == [1, 1]

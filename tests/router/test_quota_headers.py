@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.errors import QuotaExceeded
-from serve_app.core.quotas import Amount, Meter, bounds_of
-from serve_app.core.tenants import Limits, Tenant
-from serve_app.http.rate_headers import rate_headers
-from serve_app.router.account import Permit
-from serve_app.router.quotas import Quotas
+from serve_app.core.tenants import Amount, Limits, Meter, Tenant, bounds_of
+from serve_app.http.exchange import rate_headers
+from serve_app.router.quotas import Permit, Quotas
 from tests.router.test_quotas import FakeAccounts, quotas
 
 LIMITS = Limits(requests_per_minute=40, tokens_per_minute=900, max_in_flight=12)
@@ -34,6 +33,7 @@ def remaining(router: Quotas) -> dict[str, int]:
     return {name.rpartition("-")[2]: number for name, number in found.items()}
 
 
+@pytest.mark.law("Limits")
 @settings(max_examples=60, deadline=None)
 @given(MOVES)
 def test_headers_say_what_the_limits_have_left_and_no_limit_is_exceeded(moves: list[tuple[str, int, int, int]]) -> None:

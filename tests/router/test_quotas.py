@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
-from serve_app.core.quotas import Amount, Lease, Meter, Statement, bounds_of
-from serve_app.core.tenants import Limits, Tenant
-from serve_app.router.account import Permit
+from serve_app.core.tenants import Amount, Lease, Limits, Meter, Statement, Tenant, bounds_of
 from serve_app.router.appointments import OBEYED_S
-from serve_app.router.quotas import AGAIN_S, Quotas
+from serve_app.router.quotas import AGAIN_S, Permit, Quotas
+from serve_app.tenants.leased_limits import NEVER_TOLD
 from serve_app.tenants.lending import Lending
-from serve_app.tenants.wallet import NEVER_TOLD
 
 LIMITED = Limits(budget_per_day=1.0, requests_per_minute=10)
 
@@ -59,6 +57,7 @@ async def asked(quotas: Quotas, tenant: Tenant, amount: Amount, count: int) -> t
     return permits, refused
 
 
+@pytest.mark.law("Limits")
 @pytest.mark.parametrize(
     ("limits", "allowed"),
     [

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.dialects.tables import SGLANG, UNION
+from serve_app.api.dialects import SGLANG, UNION
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.parse import parse_completion
 from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.recording import EmbeddingForm, RecordParams
-from serve_app.core.request import Prompt
-from serve_app.router.recording import record_wanted
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import EmbeddingForm, RecordParams
+from serve_app.router.lower import record_wanted
 from tests.fakes import model_card
 
 OPEN = RecordCard(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from serve_app.core.delta import Delta, Finish, FinishReason
 from serve_app.core.errors import ReplicaLost
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest, Prompt
-from serve_app.router.registry import Registry
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import GenerationRequest
+from serve_app.router.link import Registry
 
 FINISH = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=1)
 

@@ -10,22 +10,26 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.chat_responses import CHAT_CHUNK_OBJECT
-from serve_app.api.chunks import ChunkWriter, written_choice, written_message
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.dialects.tables import DIALECTS, UNION
+from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.parse import CHAT, parse_completion, parse_request
-from serve_app.api.responses import Choice, ResponseHead
+from serve_app.api.responses import (
+    CHAT_CHUNK_OBJECT,
+    Choice,
+    ChunkWriter,
+    ResponseHead,
+    written_choice,
+    written_message,
+)
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.router.chat import ChatComposer
-from serve_app.router.compose import Composer
-from serve_app.router.event import Event
 from serve_app.router.fleet import Fleet
 from serve_app.router.message import writing_of
-from serve_app.router.render import StreamRenderer, collect, completion_renderer
+from serve_app.router.render import Composer, StreamRenderer, collect, completion_renderer
 from serve_app.router.router import Router
-from serve_app.router.tally import Tally
+from serve_app.router.run import Event
+from serve_app.router.stats import Tally
 from tests.fakes import EOS, FakeBackend, model_card
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
@@ -83,6 +87,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.law("Stream and whole")
 @pytest.mark.parametrize("options", OPTIONS)
 async def test_the_chunks_add_up_to_the_whole_body(router, options):
     body = await whole(router, **options)

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from serve_app.api.dialects.tables import DIALECTS
+from serve_app.api.dialects import DIALECTS
 from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, DryParams, SamplingParams
-from serve_app.router.sampling import WHOLE_CONTEXT, lower_sampling, unencoded
+from serve_app.router.lower import WHOLE_CONTEXT, lower_sampling, unencoded
 
 
 def request_of(dialect: str = "union", **members: object):

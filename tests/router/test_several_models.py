@@ -17,9 +17,8 @@ from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from serve_app.core.request import GenerationRequest
 from serve_app.router.admission import Admission
-from serve_app.router.explaining import Explainer
 from serve_app.router.fleet import Fleet
-from serve_app.router.inquiries import Inquiries
+from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.native import collect_native
 from serve_app.router.render import collect, completion_renderer
 from serve_app.router.router import Router
@@ -60,6 +59,7 @@ async def whole(fleet: Fleet, **members: Any) -> dict[str, Any]:
         return body
 
 
+@pytest.mark.law("Several models")
 async def test_the_choices_of_a_model_in_a_list_are_those_of_the_model_alone(fleet: Fleet) -> None:
     body = await whole(fleet, echo=True, logprobs=1)
     assert body["model"] == "tiny,big,tiny:sql,big:sql*0.5+c"

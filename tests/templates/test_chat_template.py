@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from serve_app.core.conversation import Conversation
 from serve_app.core.errors import InvalidRequest, Overloaded
+from serve_app.core.prompt import Conversation
 from serve_app.templates.chat_template import ChatTemplate
-from serve_app.templates.limits import TemplateLimits
+from serve_app.templates.rendering import TemplateLimits
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

@@ -6,10 +6,9 @@ import json
 
 import pytest
 
-from serve_app.core.conversation import Conversation
-from serve_app.templates.limits import TemplateLimits
-from serve_app.templates.renderer import Renderer
-from serve_app.templates.rendering import Refused, Work
+from serve_app.core.prompt import Conversation
+from serve_app.templates.chat_template import Renderer
+from serve_app.templates.rendering import Refused, TemplateLimits, Work
 
 ENDLESS_ONCE_ASKED = (
     "{% if messages[0].content == 5 %}{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"

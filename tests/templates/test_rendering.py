@@ -12,7 +12,7 @@ import jinja2
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from serve_app.catalog.chat_template import ChatTemplates, read_chat_templates
+from serve_app.catalog.defaults import ChatTemplates, read_chat_templates
 from serve_app.core.tools import Tool, ToolChoice, Tools
 from serve_app.templates.messages import FORM_PROMPT
 from serve_app.templates.rendering import PROBE_TOOL, Refused, Templates, Work
@@ -168,6 +168,7 @@ def own_tokens(templates: Templates, names: set[str], odd: str) -> list[str]:
     return [each[0] for each in found]
 
 
+@pytest.mark.law("Foreign text")
 @pytest.mark.parametrize("name", OWN)
 def test_tokens_are_special_where_the_template_wrote_them_and_nowhere_else(name: str) -> None:
     check_tokens(OWN[name])

@@ -6,9 +6,7 @@ import pytest
 
 from serve_app.core.errors import Unauthenticated, Unavailable
 from serve_app.core.tenants import Scope, Tenant
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.held import HeldDirectory
-from serve_app.tenants.keys import Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, HeldDirectory, Key, digest_of, new_key
 
 PEPPER = b"p" * 32
 SECRET = new_key()
@@ -29,6 +27,7 @@ def test_nobody_is_let_in_before_anything_was_heard() -> None:
     assert refusal.value.retry_after_s == 2
 
 
+@pytest.mark.law("The door")
 def test_what_was_heard_is_good_for_its_time_and_then_nobody_is_let_in() -> None:
     held = HeldDirectory(grace_s=10.0)
     held.hear(directory(4, origins=("https://a",)), 100.0)

@@ -8,9 +8,8 @@ import pytest
 
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope, Tenant
-from serve_app.tenants.administration import NewKey
-from serve_app.tenants.directory import Directory
-from serve_app.tenants.keys import KEY, Key, digest_of, new_key
+from serve_app.tenants.admin_service import NewKey
+from serve_app.tenants.keys import KEY, Directory, Key, digest_of, new_key
 
 PEPPER = b"p" * 32
 ACME = Tenant(name="acme")
@@ -47,7 +46,7 @@ def test_digests_are_compared_in_constant_time_whether_the_key_is_known_or_not(m
         compared.append((one, other))
         return one == other
 
-    monkeypatch.setattr("serve_app.tenants.directory.hmac.compare_digest", compare)
+    monkeypatch.setattr("serve_app.tenants.keys.hmac.compare_digest", compare)
     secret, other = new_key(), new_key()
     directory = Directory([ACME], [key_of(secret)], pepper=PEPPER)
     directory.identify(secret, 1.0)

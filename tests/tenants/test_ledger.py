@@ -11,12 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, delete, select
 
-from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Row, Spent, UsageQuestion
-from serve_app.core.prices import Price, Prices
-from serve_app.tenants import ledger_tables as tables
-from serve_app.tenants.ledger import MAX_ROWS, LedgerStore
-from serve_app.tenants.mixes import MAX_MIXES
-from serve_app.tenants.retention import prune
+from serve_app.core.ledger import OTHER_MIXES, SUMS, UNATTRIBUTED, Counted, Price, Prices, Row, Spent, UsageQuestion
+from serve_app.tenants import tables
+from serve_app.tenants.ledger import MAX_MIXES, MAX_ROWS, LedgerStore, prune
 
 DAY_S = 86_400.0
 SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
@@ -47,6 +44,7 @@ def sums(store: LedgerStore, **by: str) -> dict[str, int]:
     return {name: total[name] for name in SUMS}
 
 
+@pytest.mark.law("Exactly once")
 def test_a_row_that_comes_again_is_kept_once(store: LedgerStore) -> None:
     rows = [row("a"), row("b", cost=5)]
     assert store.record(rows, (), 0.0) == 2
@@ -134,6 +132,7 @@ def test_what_no_row_explains_costs_what_its_tokens_do_as_long_as_none_does(stor
     assert (sums(store, key_id=UNATTRIBUTED)["cost"], sums(store)["cost"]) == (0, 7)
 
 
+@pytest.mark.law("Exactly once")
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_and_what_is_unattributed_come_to_what_was_counted(store: LedgerStore, seed: int) -> None:
     """Rows come late, twice or never; counters of replicas that end come in any order."""
@@ -208,7 +207,7 @@ def test_old_rows_go_and_their_sums_stay(store: LedgerStore) -> None:
 
 
 def test_more_rows_than_one_transaction_takes_go_too(store: LedgerStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.tenants.retention.BATCH", 7)
+    monkeypatch.setattr("serve_app.tenants.ledger.BATCH", 7)
     store.record([row(str(number)) for number in range(40)], (), 0.0)
     assert prune(store.engine, now=10 * DAY_S, days=1) == 40
 

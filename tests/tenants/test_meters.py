@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from serve_app.tenants.meters import MAX_PERIODS, Budget, Gauge, Window
+from serve_app.tenants.lending import MAX_PERIODS, Budget, Gauge, Window
 
 DAY_S = 86_400.0
 

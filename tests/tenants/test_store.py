@@ -15,11 +15,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Rights, Scope, Tenant
-from serve_app.tenants.administration import Administration
+from serve_app.tenants.admin_service import Administration
 from serve_app.tenants.declaration import changed
 from serve_app.tenants.errors import TenancyError
-from serve_app.tenants.keys import new_key_id
-from serve_app.tenants.pepper import make_pepper, read_pepper
+from serve_app.tenants.keys import make_pepper, new_key_id, read_pepper
 from serve_app.tenants.records import Author
 from serve_app.tenants.store import TenantStore
 from tests.tenants.conftest import BOTH
@@ -102,6 +101,7 @@ def test_a_name_is_taken_once_and_what_is_not_there_is_named(
         administration.revoke_key("key-x", by(0.0))
 
 
+@pytest.mark.law("Keys")
 @on_sqlite
 def test_the_file_holds_no_key(store: TenantStore, administration: Administration, tmp_path: Path) -> None:
     made = administration.create_key("acme", by(0.0))
@@ -160,7 +160,7 @@ def test_changes_that_come_at_once_are_all_made(
         time.sleep(0.05)
         return changed(tenant, changes)
 
-    monkeypatch.setattr("serve_app.tenants.administration.changed", slowly)
+    monkeypatch.setattr("serve_app.tenants.admin_service.changed", slowly)
     changes: list[dict[str, object]] = [{"weight": 3}, {"max_tokens": 7}, {"limits": {"max_in_flight": 2}}]
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda each: administration.change_tenant("acme", each, by(1.0)), changes))
@@ -177,7 +177,7 @@ def test_of_rotations_without_overlap_that_come_at_once_one_is_made(
         time.sleep(0.05)
         return new_key_id()
 
-    monkeypatch.setattr("serve_app.tenants.administration.new_key_id", slowly)
+    monkeypatch.setattr("serve_app.tenants.admin_service.new_key_id", slowly)
 
     def rotated(_: int) -> bool:
         try:

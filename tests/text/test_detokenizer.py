@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import Prompt
 from serve_app.text.tokenizer import TextTokenizer
 
 pytestmark = pytest.mark.slow
@@ -113,6 +113,7 @@ def test_special_tokens_that_are_part_of_a_mark_are_shown_and_no_others(demo: Te
     assert [detokenizer.feed(token_id) for token_id in (shown, hidden)] == [demo.token_text(shown), ""]
 
 
+@pytest.mark.law("Whole text")
 def test_no_part_of_a_character_is_shown_before_it_is_whole(demo: TextTokenizer, stories: TextTokenizer) -> None:
     for tokenizer in (demo, stories):
         ids = tokenizer.encode(Prompt(parts=("a🙂é你",)))

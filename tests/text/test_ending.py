@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serve_app.core.request import StopParams
-from serve_app.text.ending import Ending
+from serve_app.text.stops import Ending
 
 CASES = [
     # text, strings, patterns, trimmed, kept, matched

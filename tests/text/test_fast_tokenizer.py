@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.fast_tokenizer import read_fast
-from serve_app.text.pieces import UnsupportedTokenizer
 
 VOCABULARY = {"a": 0, "b": 1, "ab": 2, "\u0120": 3, "\u0120ab": 4, "<|endoftext|>": 5}
 MERGES = "#version: 0.2\na b\n\u0120 ab\n"

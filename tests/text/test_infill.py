@@ -7,10 +7,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from serve_app.core.cards import TokenizerCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.infill import ExtraFile, Infill
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import ExtraFile, Infill, Prompt
+from serve_app.text.fast_tokenizer import NAMES, Markers
 from serve_app.text.infill import Gap, arrange
-from serve_app.text.markers import NAMES, Markers
 from serve_app.text.tokenizer import TextTokenizer
 
 KINDS = {

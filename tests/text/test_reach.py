@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from serve_app.catalog.models import BUILTIN_MODELS
-from serve_app.core.tokenization import TokenizeRequest
+from serve_app.core.prompt import TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from serve_app.catalog.models import BUILTIN_MODELS
-from serve_app.core.tokenization import TokenizeRequest
+from serve_app.core.prompt import TokenizeRequest
 from serve_app.text.tokenizer import TextTokenizer
 
 TOKENIZER = BUILTIN_MODELS["builtin:demo"] / "tokenizer.json"

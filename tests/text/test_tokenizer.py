@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import CanineTokenizer
 
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import Prompt
-from serve_app.text.pieces import UnsupportedTokenizer
+from serve_app.core.prompt import Prompt
+from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 from tests.text.conftest import FOLDERS
 

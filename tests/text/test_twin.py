@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from serve_app.catalog.models import BUILTIN_MODELS
-from serve_app.text.twin import sharing_model
+from serve_app.text.tokenizer import sharing_model
 
 DEMO = BUILTIN_MODELS["builtin:demo"] / "tokenizer.json"
 TEXTS = (

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.tools import Tool
-from serve_app.tools.demands import layout_of
-from serve_app.tools.forms import DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, Form
+from serve_app.tools.forms import DEEPSEEK_V32, GLM45, GLM47, MINIMAX_M2, QWEN3_CODER, SEED_OSS, Form, layout_of
 from serve_app.tools.parser import CallParser, parse_whole
 
 SCHEMA = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.tools.marks import MarkFinder
+from serve_app.tools.literals import MarkFinder
 
 MARKS = st.lists(st.text("ab<", min_size=1, max_size=4), max_size=4)
 

@@ -1,18 +1,18 @@
-"""Tells the forms of `prompt` apart: text, token ids, both mixed, or a list of such prompts."""
+"""Forms of texts and token ids: prompts, predictions, lists of tokens, and what is added to their logits."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.error_text import shown
+from serve_app.api.forms.form import TOKEN_ID, Schema, Terms, Value, integral, is_token_id
 from serve_app.api.forms.images import images_schema, in_places, read_images
-from serve_app.api.forms.numbers import TOKEN_ID, integral, is_token_id
-from serve_app.api.limits import WireLimits
-from serve_app.api.shown import shown
+from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.images import MARKER, MEDIA_MARKER
-from serve_app.core.request import Prompt
+from serve_app.core.prompt import MARKER, MEDIA_MARKER, Prompt
 
 ALLOWED = (
     'a non-empty string, a list of token ids, a list of strings and token ids, or an object with a "prompt_string"'
@@ -176,3 +176,193 @@ def _empty(path: str, found: object) -> InvalidRequest:
 
 def _count(elements: list[object]) -> str:
     return f"{len(elements)} elements"
+
+
+MAX_BIAS = 100.0
+NUMERIC = re.compile(r"-?[0-9]+")
+MAX_DIGITS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A list of token ids; nulls between them and those that stand before are left out."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of at most {terms.limits.max_stop_token_ids} token ids"
+
+    def schema(self, terms: Terms) -> Schema:
+        items = {"anyOf": [TOKEN_ID, {"type": "null"}]}
+        return {"type": "array", "items": items, "maxItems": terms.limits.max_stop_token_ids}
+
+    def read(self, value: Value) -> tuple[int, ...]:
+        token_ids: list[int] = []
+        for at, element in enumerate(value.elements(value.terms.limits.max_stop_token_ids, self.words(value.terms))):
+            token_id = integral(element)
+            if token_id is None:
+                continue
+            if not is_token_id(token_id):
+                raise value.part_refused(at, "a token id", element)
+            token_ids.append(token_id)
+        return tuple(dict.fromkeys(token_ids))
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedIds:
+    """A list of token ids, as many as may be biased; of none of them nothing could be drawn."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of 1 to {terms.limits.max_logit_bias} token ids"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "array", "items": TOKEN_ID, "minItems": 1, "maxItems": terms.limits.max_logit_bias}
+
+    def read(self, value: Value) -> tuple[int, ...]:
+        elements = value.elements(value.terms.limits.max_logit_bias, self.words(value.terms))
+        if not elements:
+            raise value.refused(self.words(value.terms))
+        return tuple(dict.fromkeys(_token_id(value, at, element) for at, element in enumerate(elements)))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText:
+    """The tokens of a text, every one as it stands."""
+
+    def words(self, terms: Terms) -> str:
+        return f"a list of at most {terms.limits.max_prompt_ids} token ids"
+
+    def schema(self, terms: Terms) -> Schema:
+        return {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_prompt_ids}
+
+    def read(self, value: Value) -> tuple[int, ...]:
+        elements = value.elements(value.terms.limits.max_prompt_ids, self.words(value.terms))
+        return tuple(_token_id(value, at, element) for at, element in enumerate(elements))
+
+
+@dataclass(frozen=True, slots=True)
+class LogitBias:
+    """An object or pairs, from a token id or a text whose tokens all get it; false is minus infinity."""
+
+    def words(self, terms: Terms) -> str:
+        return (
+            f"an object or a list of pairs, at most {terms.limits.max_logit_bias} of them, from token ids or texts to"
+            " numbers or false"
+        )
+
+    def schema(self, terms: Terms) -> Schema:
+        most = terms.limits.max_logit_bias
+        bias = {"anyOf": [{"type": "number"}, {"const": False}]}
+        key = {"anyOf": [{"type": "integer"}, {"type": "string"}]}  # of which vocabulary, the model says
+        pair = {"type": "array", "prefixItems": [key, bias], "minItems": 2, "maxItems": 2}
+        return {
+            "anyOf": [
+                {"type": "object", "additionalProperties": bias, "maxProperties": most},
+                {"type": "array", "items": pair, "maxItems": most},
+            ]
+        }
+
+    def read(self, value: Value) -> tuple[tuple[int | str, float], ...]:
+        most = value.terms.limits.max_logit_bias
+        if isinstance(value.sent, dict):
+            if len(value.sent) > most:
+                raise value.refused(self.words(value.terms))
+            return tuple((_bias_key(key), _bias(value, key, bias)) for key, bias in value.sent.items() if key)
+        pairs = (_pair(value, at, pair) for at, pair in enumerate(value.elements(most, self.words(value.terms))))
+        return tuple(pair for pair in pairs if pair[0] != "")
+
+
+def _token_id(value: Value, at: int, element: object) -> int:
+    token_id = integral(element)
+    if not is_token_id(token_id):
+        raise value.part_refused(at, "a token id", element)
+    return token_id
+
+
+def _pair(value: Value, at: int, pair: object) -> tuple[int | str, float]:
+    first = integral(pair[0]) if isinstance(pair, list) and len(pair) == 2 else None
+    if not isinstance(pair, list) or isinstance(first, bool) or not isinstance(first, int | str):
+        raise value.part_refused(at, "a pair of a token id or a text, and a number or false", pair)
+    key = _bias_key(first) if isinstance(first, str) else max(-1, min(first, MAX_TOKEN_ID))
+    return key, _bias(value, at, pair[1])
+
+
+def _bias_key(key: str) -> int | str:
+    """A key that looks like a number is a token id; one that no vocabulary can have stays outside of it."""
+    if not NUMERIC.fullmatch(key):
+        return key
+    digits = key.lstrip("-0")[: MAX_DIGITS + 1] or "0"  # more of them are no other answer
+    return max(-1, -int(digits)) if key.startswith("-") else min(int(digits), MAX_TOKEN_ID)
+
+
+def _bias(value: Value, at: int | str, bias: object) -> float:
+    if bias is False:
+        return -math.inf
+    if isinstance(bias, bool) or not isinstance(bias, int | float):
+        raise value.part_refused(at, "a number or false", bias)
+    return float(max(-MAX_BIAS, min(MAX_BIAS, bias)))
+
+
+TYPE, CONTENT = "type", "content"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """`{"type": "content", "content": …}`, its content a string or a list of parts of text."""
+
+    def words(self, terms: Terms) -> str:
+        most = terms.limits.max_prompt_chars
+        return (
+            f'an object of the type "content" whose content is a string or a list of objects of the type "text", of at'
+            f" most {most} characters together"
+        )
+
+    def schema(self, terms: Terms) -> Schema:
+        text = {"type": "string", "maxLength": terms.limits.max_prompt_chars}
+        return _record(CONTENT, {"anyOf": [text, {"type": "array", "items": _record("text", text)}]})
+
+    def read(self, value: Value) -> str:
+        content = _member(value.sent, kind=CONTENT)
+        texts = [_member(part, kind="text") for part in content] if isinstance(content, list) else [content]
+        strings = [text for text in texts if isinstance(text, str)]
+        is_whole = len(strings) == len(texts)
+        if not is_whole or sum(map(len, strings)) > value.terms.limits.max_prompt_chars:
+            raise value.refused(self.words(value.terms))
+        return "".join(strings)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """A text, or a list of token ids."""
+
+    def words(self, terms: Terms) -> str:
+        limits = terms.limits
+        return (
+            f"a string of at most {limits.max_prompt_chars} characters or a list of at most"
+            f" {limits.max_prompt_ids} token ids"
+        )
+
+    def schema(self, terms: Terms) -> Schema:
+        text = {"type": "string", "maxLength": terms.limits.max_prompt_chars}
+        return {"anyOf": [text, {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_prompt_ids}]}
+
+    def read(self, value: Value) -> str | tuple[int, ...]:
+        words, limits = self.words(value.terms), value.terms.limits
+        if isinstance(value.sent, str):
+            if len(value.sent) > limits.max_prompt_chars:
+                raise value.refused(words)
+            return value.sent
+        token_ids = []
+        for at, element in enumerate(value.elements(limits.max_prompt_ids, words)):
+            token_id = integral(element)
+            if token_id is None or not is_token_id(token_id):
+                raise value.part_refused(at, "a token id", element)
+            token_ids.append(token_id)
+        return tuple(token_ids)
+
+
+def _member(sent: object, *, kind: str) -> object:
+    """What is under the name of its own type; None where it is of another."""
+    return sent.get(kind) if isinstance(sent, dict) and sent.get(TYPE) == kind else None
+
+
+def _record(kind: str, content: Schema) -> Schema:
+    return {"type": "object", "properties": {TYPE: {"const": kind}, kind: content}, "required": [TYPE, kind]}

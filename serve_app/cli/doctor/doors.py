@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from serve_app.check.findings import Severity
-from serve_app.cli.doctor.facts import Facts, Listener
-from serve_app.cli.doctor.verdicts import RESTART, Verdict
+from serve_app.cli.doctor.facts import RESTART, Facts, Listener, Verdict
 
 PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"
 UNAUTHENTICATED = 401
@@ -118,16 +117,16 @@ def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
 
 
 def check_haproxy(facts: Facts) -> Iterator[Verdict]:
-    """Serve's template binds HAProxy's statistics to every interface; `serve_app up --fast` puts them on loopback."""
+    """Serve's template binds HAProxy's statistics to every interface; `serve_app up` puts them on loopback."""
     outside = [each for each in facts.listeners if each.is_outside and _is_haproxy(each) and each.port != facts.port]
     if outside:
         ports = sorted({each.port for each in outside})
         yield Verdict(
             severity=Severity.WARNING,
             found=f"HAProxy's statistics listen on every interface, without a key: {', '.join(map(str, ports))}",
-            mend="Start it by `serve_app up --fast`, which puts them on loopback unless you name a HAProxy yourself, or"
+            mend="Start it by `serve_app up`, which puts them on loopback unless you name a HAProxy yourself, or"
             " close them by a firewall.",
-            commands=("unset RAY_SERVE_HAPROXY_BINARY_PATH", f"serve_app up --fast {facts.file}", _firewall(ports)),
+            commands=("unset RAY_SERVE_HAPROXY_BINARY_PATH", f"serve_app up {facts.file}", _firewall(ports)),
         )
 
 
@@ -138,8 +137,8 @@ def check_headers(facts: Facts) -> Iterator[Verdict]:
     if is_unbounded:
         yield Verdict(
             severity=facts.worse_outside,
-            found="70 000 characters of headers are not refused: the cluster was started without our bounds",
-            mend="Start Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, as `serve_app env` prints it.",
+            found="70 000 characters of headers are not refused: Serve's Python proxy bounds none",
+            mend="Have HAProxy accept clients: start Ray with the environment that `serve_app env` prints.",
             commands=RESTART,
         )
     for probe in ("time limit", "staying"):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from serve_app.check.findings import Severity
 from serve_app.cli.processes import Process
-from serve_app.core.hosts import is_loopback
-from serve_app.tenants.inspection import Inspection
+from serve_app.core.machine import is_loopback
+from serve_app.tenants.opening import Inspection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,16 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """A vulnerability that an installed package is known to have. fixed: the first version without it, if any"""
+
+    identifier: str
+    package: str
+    version: str
+    fixed: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything at one moment. What could not be seen is empty or None, and no check takes that for sound or ill.
 
@@ -75,7 +85,7 @@ class Facts:
     dumps:       of each process
     open_logs:   files among the logs of Ray's session that others may read
     pickles:     files in the folders of models and adapters that hold pickled objects
-    versions:    of packages, by name
+    holes:       that installed packages are known to have; None where nobody could be asked
     """
 
     file: str = "cluster.yaml"
@@ -96,7 +106,7 @@ class Facts:
     dumps: tuple[Limit, ...] = ()
     open_logs: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
+    holes: tuple[Hole, ...] | None = ()
 
     @property
     def was_seen(self) -> bool:
@@ -121,3 +131,45 @@ class Facts:
     def worse_outside(self) -> Severity:
         """Of what is an error only where others than this machine reach the service."""
         return Severity.ERROR if self.is_outside else Severity.WARNING
+
+
+SOUND, ILL, SUSPECT, NOT_SEEN = 0, 1, 3, 4
+"""Exit codes. 2 is that of a command line that was not understood."""
+RESTART = (
+    "ray get-auth-token --generate > /dev/null",
+    'eval "$(serve_app env)"',
+    "ray stop",
+    "ray start --head --dashboard-host=127.0.0.1",
+)
+"""Shell lines that start Ray anew on one machine, with its token and our environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One finding of one check.
+
+    check:    its name, which stays the same over versions; it stands in the list of checks alone
+    severity: an error lets somebody do what they must not; a warning may, with something else; a note is to be known
+    found:    what was seen, with its figures
+    mend:     what to do about it, a whole sentence
+    commands: that do it, each a line of shell
+    """
+
+    severity: Severity
+    found: str
+    mend: str
+    commands: tuple[str, ...] = ()
+    check: str = ""
+
+
+def exit_code_of(verdicts: Iterable[Verdict], *, was_seen: bool) -> int:
+    """1 where there is an error, 3 where there are warnings alone, 0 where neither.
+
+    was_seen: whether a service ran and was looked at; where none did, what is otherwise sound is 4
+    """
+    severities = {each.severity for each in verdicts}
+    if Severity.ERROR in severities:
+        return ILL
+    if Severity.WARNING in severities:
+        return SUSPECT
+    return SOUND if was_seen else NOT_SEEN

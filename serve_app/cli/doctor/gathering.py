@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from serve_app.check.cluster_file import check_file
 from serve_app.cli.address import address_of, read_cluster_file
 from serve_app.cli.client import check_url
-from serve_app.cli.doctor import names, probes
-from serve_app.cli.doctor.advisories import PACKAGES
-from serve_app.cli.doctor.facts import Facts, Limit, Listener, SecretFile
-from serve_app.cli.names import KEY_VARIABLES
+from serve_app.cli.doctor.facts import Facts, Hole, Limit, Listener, SecretFile
+from serve_app.cli.doctor.probes import RAY_PATHS, anonymous_statuses, answers_of, ask, doubt_of, tried
 from serve_app.cli.processes import (
     Process,
     ancestors_of,
@@ -28,17 +28,19 @@ from serve_app.cli.processes import (
     processes_of_runs,
     with_words,
 )
-from serve_app.tenants.inspection import Inspection, inspect_store
-from serve_app.tenants.pepper import DEFAULT_PEPPER, VARIABLE
+from serve_app.cli.screen import KEY_VARIABLES
+from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.opening import Inspection, inspect_store
 
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 SESSION = "session_"
 """What the names of Ray's sessions begin with; the core processes of one have it in their commands."""
 DASHBOARDS = ("dashboard", "Dashboard")
 MAX_PICKLES = 8
+AUDIT_TIMEOUT_S = 60
 
 
-def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts:
+def gather(file: str, *, url: str | None = None) -> Facts:
     """url: where clients reach the service; None is as the cluster file says. Raises CommandFailed where it is none"""
     if url is not None:
         check_url(url)
@@ -50,28 +52,28 @@ def gather(file: str, *, url: str | None = None, is_fast: bool = False) -> Facts
     )
     asked = url or str(address)
     key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
-    answers = probes.answers_of(asked, key)
-    place, was_fetched = names.tried(asked, key) if answers else (None, False)
+    answers = answers_of(asked, key)
+    place, was_fetched = tried(asked, key) if answers else (None, False)
     return Facts(
         file=file,
         content=content,
-        complaints=_complaints(file, is_fast=is_fast),
+        complaints=_complaints(file, environment),
         url=asked if answers else None,
         port=address.port,
         processes=processes,
         environment=environment,
         listeners=listeners,
-        doubt=probes.doubt_of(asked) if answers else None,
+        doubt=doubt_of(asked) if answers else None,
         answers=answers if place is None else {**answers, "place": place},
         was_fetched=was_fetched,
-        anonymous=probes.anonymous_statuses(asked) if answers else {},
+        anonymous=anonymous_statuses(asked) if answers else {},
         ray_answers=dict(_ray_answers(listeners)),
         store=_store(content, environment),
         token=_token(environment),
         dumps=tuple(Limit(pid=each.pid, bytes=core_limit_of(each)) for each in processes),
         open_logs=tuple(open_logs(processes)),
         pickles=tuple(_pickles(content))[:MAX_PICKLES],
-        versions=dict(_versions()),
+        holes=_known_holes(),
     )
 
 
@@ -113,8 +115,8 @@ def _environment(processes: Sequence[Process]) -> Mapping[str, str]:
     return {} if raylet is None else environment_of(raylet)
 
 
-def _complaints(file: str, *, is_fast: bool) -> tuple[str, ...]:
-    return tuple(line for line in check_file(file, is_fast=is_fast).lines if ": error: " in line)
+def _complaints(file: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(line for line in check_file(file, environment=environment).lines if ": error: " in line)
 
 
 def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
@@ -123,8 +125,8 @@ def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
         if any(word in each.holder.command for word in DASHBOARDS):
             host = "127.0.0.1" if each.is_outside else each.address
             url = f"http://[{host}]:{each.port}" if ":" in host else f"http://{host}:{each.port}"
-            for path in probes.RAY_PATHS:
-                answer = probes.ask(url, "GET", path, {})
+            for path in RAY_PATHS:
+                answer = ask(url, "GET", path, {})
                 if answer is not None and (answer.status != 200 or "json" in answer.headers.get("content-type", "")):
                     yield f"{url}{path}", answer.status  # exporters of metrics answer any path with metrics
 
@@ -158,12 +160,28 @@ def _pickles(content: Mapping[str, Any]) -> Iterator[str]:
                 yield from (str(each) for each in sorted(folder.rglob("*")) if each.suffix in PICKLES)
 
 
-def _versions() -> Iterator[tuple[str, str]]:
-    for name in PACKAGES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            continue
+def _known_holes() -> tuple[Hole, ...] | None:
+    """Ask pip-audit, which asks PyPI's database; None where it is not installed or reaches nobody."""
+    command = [sys.executable, "-m", "pip_audit", "--local", "--progress-spinner=off", "--format=json"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=AUDIT_TIMEOUT_S, check=False)
+        return holes_of(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError):
+        return None
+
+
+def holes_of(report: bytes) -> tuple[Hole, ...]:
+    """Read pip-audit's JSON. Raises ValueError or KeyError where it is none."""
+    return tuple(
+        Hole(
+            identifier=hole["id"],
+            package=package["name"],
+            version=package["version"],
+            fixed=next(iter(hole["fix_versions"]), None),
+        )
+        for package in json.loads(report)["dependencies"]
+        for hole in package.get("vulns", ())
+    )
 
 
 def _all_args(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

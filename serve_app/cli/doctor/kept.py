@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from serve_app.check.findings import Severity
-from serve_app.cli.doctor.advisories import that_affect
-from serve_app.cli.doctor.facts import Facts
-from serve_app.cli.doctor.verdicts import RESTART, Verdict
+from serve_app.cli.doctor.facts import RESTART, Facts, Verdict
 from serve_app.core.tenants import Scope
-from serve_app.tenants.pepper import DEFAULT_PEPPER
+from serve_app.tenants.keys import DEFAULT_PEPPER
 
 OTHERS = 0o077
 DEBUG_SWITCHES = {
@@ -237,13 +235,21 @@ def check_dumps(facts: Facts) -> Iterator[Verdict]:
 
 
 def check_versions(facts: Facts) -> Iterator[Verdict]:
-    """Versions with a known hole; `make audit` asks a database of all of them."""
-    for advisory in that_affect(facts.versions):
+    """Versions with a known hole."""
+    if facts.holes is None:
+        yield Verdict(
+            severity=Severity.NOTE,
+            found="nobody was asked whether installed packages have known holes",
+            mend="Install pip-audit (the extra `audit`) and look again where PyPI can be reached.",
+            commands=("pip install 'serve_app[audit]'", "make audit"),
+        )
+    for hole in facts.holes or ():
+        newer = f"{hole.package}>={hole.fixed}" if hole.fixed else hole.package
         yield Verdict(
             severity=Severity.ERROR,
-            found=f"{advisory.package} {facts.versions[advisory.package]} has {advisory.identifier}: {advisory.what}",
-            mend=f"Install {advisory.package} {advisory.fixed} or newer.",
-            commands=(f"pip install '{advisory.package}>={advisory.fixed}'", "make audit"),
+            found=f"{hole.package} {hole.version} has {hole.identifier}",
+            mend=f"Install {hole.package} {hole.fixed} or newer." if hole.fixed else "No version without it is known.",
+            commands=(f"pip install '{newer}'", "make audit"),
         )
 
 

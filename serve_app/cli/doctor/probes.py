@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import json
+import select
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -107,3 +110,40 @@ def _connection(url: str, *, is_verified: bool) -> http.client.HTTPConnection:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         return http.client.HTTPSConnection(parts.netloc, timeout=TIMEOUT_S, context=context)
     return http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)
+
+
+FOLDER = "../doctor"
+
+
+def tried(url: str, key: str | None) -> tuple[Answer | None, bool]:
+    """What was answered to the folder, and whether the address was asked for; nothing is tried without a model."""
+    headers = {} if key is None else {KEY_HEADER: f"Bearer {key}"}
+    model = _model(ask(url, "GET", Path.MODELS, headers))
+    if model is None:
+        return None, False
+    headers["content-type"] = "application/json"
+    body = {"model": f"{model}:{FOLDER}", "prompt": "a", "max_tokens": 1}
+    return ask(url, "POST", Path.COMPLETIONS, headers, _encoded(body)), _is_fetched(url, headers, model)
+
+
+def _is_fetched(url: str, headers: dict[str, str], model: str) -> bool:
+    """Whether anybody came to a socket of ours that a request named."""
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        image = {"url": f"http://127.0.0.1:{ours.getsockname()[1]}/doctor.png"}
+        parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": image}]
+        body = {"model": model, "messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+        ask(url, "POST", Path.CHAT, headers, _encoded(body))
+        return bool(select.select([ours], [], [], 0)[0])
+
+
+def _model(listed: Answer | None) -> str | None:
+    """A base model of the list."""
+    try:
+        names = [each["id"] for each in json.loads(listed.body)["data"]] if listed is not None else []
+    except (ValueError, KeyError, TypeError):
+        return None
+    return next((name for name in names if isinstance(name, str) and ":" not in name), None)
+
+
+def _encoded(body: object) -> bytes:
+    return json.dumps(body).encode()

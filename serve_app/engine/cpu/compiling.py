@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from serve_app.core.own_process import command, variables
+from serve_app.core.machine import command, variables
 from serve_app.engine.cpu.object_file import Loaded
 
 COMPILER = "serve_app.engine.cpu.compiler"

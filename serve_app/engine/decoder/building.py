@@ -17,7 +17,7 @@ from serve_app.engine.decoder.norm import Norm, norm_of
 from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.tensor_parallel.sums import Sums
+from serve_app.engine.tensor_parallel.collectives import Sums
 
 Scorings: TypeAlias = Mapping[int, Scoring]
 """How each layer weighs keys, by its number."""

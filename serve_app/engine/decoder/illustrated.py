@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

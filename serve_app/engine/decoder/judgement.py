@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.text_part import class_named, text_class, text_config, whole_class
 from serve_app.engine.quantized.formats import Format, formats_of
-from serve_app.engine.vision.judgement import Sight, judge_sight
+from serve_app.engine.vision.support import Sight, judge_sight
 
 CONFIG = "config.json"
 # Settings by which the library would run code that it finds, fetch it, or compute in another way than the engine chose.

@@ -18,7 +18,7 @@ from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.lora.modules import BankedLinear, Parts
 from serve_app.engine.quantized.int8_kernels import RoundedRows
 from serve_app.engine.quantized.linear import QuantisedLinear
-from serve_app.engine.tensor_parallel.sums import Sums
+from serve_app.engine.tensor_parallel.collectives import Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,14 +33,12 @@ from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines
 from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits
-from serve_app.engine.tensor_parallel.crew import Crew
-from serve_app.engine.tensor_parallel.division import Division, divide
-from serve_app.engine.tensor_parallel.shard import Mates, Shard
-from serve_app.engine.tensor_parallel.slices import parts_of
-from serve_app.engine.tensor_parallel.sums import Sums, sum_outputs
-from serve_app.engine.vision.eyes import Eyes, open_eyes
-from serve_app.engine.vision.judgement import Sight
-from serve_app.text.pieces import UnsupportedTokenizer
+from serve_app.engine.tensor_parallel.collectives import Sums, sum_outputs
+from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
+from serve_app.engine.tensor_parallel.workers import Crew, Mates, Shard
+from serve_app.engine.vision.support import Sight
+from serve_app.engine.vision.tower import Eyes, open_eyes
+from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from serve_app.core.niceness import MOST, give_way
+from serve_app.core.machine import MOST, give_way
 from serve_app.engine.decoder.allocator import give_back_freed_memory
 from serve_app.engine.decoder.embedding import PackedEmbedding
 from serve_app.engine.decoder.half import HalfWeight, factor_for

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from serve_app.core.recording import Recording, RecordParams
+from serve_app.core.request import Recording, RecordParams
 
 
 class Record:

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.recording import RecordParams
-from serve_app.core.request import GenerationRequest
+from serve_app.core.request import GenerationRequest, RecordParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.experts import expert_layers
 from serve_app.engine.decoder.record import Record, most_bytes

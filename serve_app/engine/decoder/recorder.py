@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from serve_app.engine.decoder.experts import expert_layers
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 
 
 class Recorder:

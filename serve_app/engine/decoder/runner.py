@@ -21,7 +21,7 @@ from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.pool import AdapterBank
 from serve_app.engine.sampling.sampler import widened
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 
 
 class Runner:

@@ -15,7 +15,7 @@ from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.plan import Mix
-from serve_app.engine.scheduler.batch import Batch
+from serve_app.engine.scheduler.sequence import Batch
 
 NO_IMAGES = Illustrated()
 
@@ -90,14 +90,14 @@ def pack(batch: Batch, storage: Storage) -> Layout:
     mixes: list[Mix] = []
     readings: list[Reading] = []
     for span in batch.spans:
-        sequence, holding = span.sequence, span.sequence.holding
+        sequence, holding = span.sequence, span.sequence.place.holding
         assert holding is not None, f"{sequence} has no place"
         first = len(token_ids)
         end, length = span.start + span.num_computed, span.num_computed
         token_ids += (*sequence.token_ids[span.start : span.end], *span.draft)
         positions += range(span.start, end)
         places += storage.places(holding, span.start, end)
-        mixes += [sequence.mix] * length
+        mixes += [sequence.place.mix] * length
         logit_rows += range(first, first + span.scores)
         if span.samples:
             logit_rows += range(first + span.length - 1, first + length)

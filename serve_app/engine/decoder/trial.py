@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from serve_app.engine.decoder.building import NotDescribed, Scorings, build_loop, family_of
 from serve_app.engine.decoder.layout import lay_out
 from serve_app.engine.decoder.probe import CHUNKS, FEW_CHUNKS, Witness, check, compute_in_steps, distance, storage_for
-from serve_app.engine.tensor_parallel.sums import Sums
+from serve_app.engine.tensor_parallel.collectives import Sums
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
-from serve_app.engine.tensor_parallel.mirror import MirroredStorage
+from serve_app.engine.tensor_parallel.workers import MirroredStorage
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:

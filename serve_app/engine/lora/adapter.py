@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from serve_app.core.adapters import AdapterRecord
+from serve_app.core.cards import AdapterRecord
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.lora.matching import (
     MERGE,

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from serve_app.core.adapters import AdapterRecord
-from serve_app.core.cards import AdapterCard
+from serve_app.core.cards import AdapterCard, AdapterRecord
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.precision import choose_dtype
 from serve_app.engine.decoder.text_part import text_config
@@ -26,9 +25,8 @@ from serve_app.engine.lora.matching import AdapterRefused, Matcher, head_name
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
 from serve_app.engine.tensor_parallel.adapters import PartBank
-from serve_app.engine.tensor_parallel.orders import Bind
-from serve_app.engine.tensor_parallel.shard import Shard
-from serve_app.engine.vision.judgement import Sight
+from serve_app.engine.tensor_parallel.workers import Bind, Shard
+from serve_app.engine.vision.support import Sight
 
 logger = logging.getLogger(__name__)
 

@@ -8,16 +8,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from serve_app.core.concern import about
-from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob
+from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob, joined
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
-from serve_app.engine.output.gathering import Gathering
+from serve_app.core.log_context import about
 from serve_app.engine.output.prompt_report import PromptReporter
 from serve_app.engine.sampling.forced import certain_score, forced_token, hold, steer_by_certainty, waits_for_scores
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.sampler import SampledSpan
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,33 +38,33 @@ class Output:
         self._reporter = PromptReporter(tokenizer)
         self._eos_token_ids = eos_token_ids
         self._max_forced = max_forced
-        self._gathering = Gathering()
+        self._coalescer = Coalescer()
         self.num_forced = 0
 
     def commit(self, batch: Batch, sampled: Items[SampledSpan]) -> list[Delta]:
         """Carry a step's results into its sequences; return what each gained. A failure is one sequence's alone."""
         deltas: list[Delta] = []
-        self._gathering.begin()
+        self._coalescer.begin()
         for span, result in zip(batch.spans, sampled, strict=True):
             try:
                 gained = _recorded(span.sequence, self._commit_one(span, result))
-                deltas += self._gathering.take(span.sequence, gained)
+                deltas += self._coalescer.take(span.sequence, gained)
             except Exception:
                 extra = about([span.sequence.request.client_request_id])
                 logger.exception("what a step gave to %s could not be taken over", span.sequence, extra=extra)
                 if not span.sequence.is_finished:
                     failure = _fail(span.sequence, "the engine failed to take over what it had computed")
-                    deltas += self._gathering.take(span.sequence, [failure])
+                    deltas += self._coalescer.take(span.sequence, [failure])
         return deltas
 
     def finish_unsampled(self, sequence: Sequence) -> list[Delta]:
         """End a request for which nothing is to be generated, its siblings with it."""
         deltas = []
-        for one in (sequence, *sequence.siblings):
+        for one in (sequence, *sequence.forks):
             report = self._reporter.report(one)
             finish = one.end(FinishReason.LENGTH)
             deltas.append(Delta(request_id=one.request.request_id, sample=one.sample, prompt=report, finish=finish))
-        sequence.siblings = []
+        sequence.forks = []
         return deltas
 
     def _commit_one(self, span: Span, result: SampledSpan) -> list[Delta]:
@@ -107,7 +105,7 @@ class Output:
             token_ids.append(result.token_id)
             text += self._take(sequence, result.token_id, result.scored)
             text += self._force(sequence, token_ids)
-        sequence.num_shown_chars += len(text)
+        sequence.shown.num_chars += len(text)
         return Delta(
             request_id=sequence.request.request_id,
             sample=sequence.sample,
@@ -145,9 +143,9 @@ class Output:
         completes = not ends and not is_held and _completes(sequence, token_id)
         shows = not ends or self._shows_end(sequence, token_id)
         if scored is not None:
-            detokenizer = sequence.detokenizer
+            detokenizer = sequence.shown.detokenizer
             offset = detokenizer.place_of(token_id) if shows else detokenizer.num_chars
-            sequence.pending_logprobs.append(self._token_logprob(scored, offset))
+            sequence.shown.logprobs.append(self._token_logprob(scored, offset))
         text = self._text(sequence, token_id) if shows else ""
         is_late = self._is_late(sequence, text)
         return text + self._finish(
@@ -159,8 +157,8 @@ class Output:
         limit_s = sequence.request.stop.max_predict_s
         if not limit_s:
             return False
-        sequence.first_taken_at = sequence.first_taken_at or self._clock()
-        return "\n" in text and self._clock() - sequence.first_taken_at > limit_s
+        sequence.shown.first_token_at = sequence.shown.first_token_at or self._clock()
+        return "\n" in text and self._clock() - sequence.shown.first_token_at > limit_s
 
     def _ends(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence by itself; `_shows_end` says whether its text is shown then."""
@@ -178,10 +176,10 @@ class Output:
     @staticmethod
     def _text(sequence: Sequence, token_id: int) -> str:
         """What the token lets be shown. Before the least number of tokens, stop strings are text like any other."""
-        text = sequence.detokenizer.feed(token_id)
+        text = sequence.shown.detokenizer.feed(token_id)
         if sequence.num_taken < sequence.request.stop.min_tokens:
             return text
-        return sequence.stop_matcher.feed(text)
+        return sequence.shown.ending.feed(text)
 
     @staticmethod
     def _finish(sequence: Sequence, *, is_over: bool, is_late: bool, stop_token: int | None) -> str:
@@ -189,7 +187,7 @@ class Output:
 
         is_over: a token or the constraint ends it;  stop_token: that token;  is_late: its time does
         """
-        matcher = sequence.stop_matcher
+        matcher = sequence.shown.ending
         text = ""
         is_long = is_late or sequence.num_taken >= sequence.max_tokens
         if (is_over or is_long) and matcher.matched is None:
@@ -206,9 +204,9 @@ class Output:
     @staticmethod
     def _shown_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of tokens whose text begins in what is shown; at the end all but those of a stop string."""
-        pending = sequence.pending_logprobs
-        shown = sequence.num_shown_chars
-        is_cut = sequence.stop_matcher.matched is not None
+        pending = sequence.shown.logprobs
+        shown = sequence.shown.num_chars
+        is_cut = sequence.shown.ending.matched is not None
         if sequence.is_finished and not is_cut:
             count = len(pending)
         else:
@@ -222,7 +220,7 @@ class Output:
         sequence = span.sequence
         if not result.prompt:
             return
-        notes = sequence.prompt_logprobs
+        notes = sequence.shown.prompt_logprobs
         assert len(notes) == span.start, f"{sequence}: scored {len(notes)} positions of {span.start}"
         notes += [self._token_logprob(scored, 0) for scored in result.prompt]
 
@@ -287,3 +285,61 @@ def _fail(sequence: Sequence, message: str) -> Delta:
 def _lose(sequence: Sequence, error: ServeError) -> Delta:
     sequence.end(FinishReason.ERROR)
     return Delta(request_id=sequence.request.request_id, sample=sequence.sample, error=error)
+
+
+PERIOD_S = 0.2
+"""Less than a person waits for a number on a console, and a score of steps of a small model."""
+SILENCE_S = 2 * PERIOD_S
+"""For so long routers are told nothing of what is spent unless there is something else to tell: what is gathered comes
+in less.
+"""
+
+
+class Period:
+    """At first it is over.  clock: seconds, monotonic"""
+
+    def __init__(self, clock: Callable[[], float], length_s: float) -> None:
+        self._clock = clock
+        self._length_s = length_s
+        self._ends_at = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return self._clock() >= self._ends_at
+
+    def begin(self) -> None:
+        """Begin anew, over or not."""
+        self._ends_at = self._clock() + self._length_s
+
+
+class Coalescer:
+    """What a router gets of a completion in every step costs it as much whether it is sent on or kept. So of those that
+    are answered whole the first delta goes at once, the others together: when one of them ends, or a period is over,
+    which is for all of them at the same step.
+
+    clock: seconds, monotonic
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._period = Period(clock, PERIOD_S)
+        self._is_due = True
+
+    def begin(self) -> None:
+        """A step's deltas come now."""
+        self._is_due = self._period.is_over
+        if self._is_due:
+            self._period.begin()
+
+    def take(self, sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
+        """What is to be passed on of what it had gained before and gained now: [] or one, or an error behind it."""
+        if not sequence.request.is_read_whole or len(deltas) != 1:
+            return deltas
+        (last,) = deltas
+        gathered = [*sequence.shown.deltas, last]
+        if not (self._is_due or last.prompt or last.finish or last.error):
+            sequence.shown.deltas = gathered
+            return []
+        sequence.shown.deltas = []
+        if last.error is None:
+            return [joined(gathered)]
+        return [joined(gathered[:-1]), last] if len(gathered) > 1 else [last]

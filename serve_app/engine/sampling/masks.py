@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from serve_app.constraints.matcher import Masks
-from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.engine.decoder.crossing import sent
-from serve_app.engine.scheduler.batch import Batch
-from serve_app.text.tokenizer import TextTokenizer
+from serve_app.engine.scheduler.sequence import Batch
 
 BYTE_BITS, WORD_BITS = 8, 32
 
@@ -65,14 +63,6 @@ class MaskComputer:
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, thread_name_prefix="masks")
-
-
-def vocabulary_of(tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> Vocabulary:
-    """A model's tokens, as constraints see them: what ends a text is no part of it, whatever bytes it has."""
-    known = sorted(token_id for token_id in eos_token_ids if token_id < tokenizer.vocab_size)
-    pieces = [None if token_id in eos_token_ids else piece for token_id, piece in enumerate(tokenizer.pieces)]
-    special = tuple((name, token_id) for name, token_id in tokenizer.special_names if token_id not in eos_token_ids)
-    return Vocabulary(pieces=tuple(pieces), eos_token_ids=tuple(known), special=special)
 
 
 class Exhausted:

@@ -22,8 +22,7 @@ from serve_app.engine.sampling.edits import edit_logits
 from serve_app.engine.sampling.logprobs import Scored, score
 from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, allowed_on, is_allowed, restrict
 from serve_app.engine.sampling.stages import next_mu
-from serve_app.engine.scheduler.batch import Batch, Span
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
 FACTS = 5
 """Numbers of each row that are looked at: its token, three flags, the probability."""

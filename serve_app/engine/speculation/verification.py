@@ -18,12 +18,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from serve_app.core.delta import Delta
-from serve_app.engine.outbox import joined
+from serve_app.core.delta import Delta, joined
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer, StepMasks
 from serve_app.engine.sampling.sampler import Begun, Sampler
-from serve_app.engine.scheduler.batch import Batch, Span, num_common
+from serve_app.engine.scheduler.sequence import Batch, Span, num_common
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +69,14 @@ class Verifier:
         guessed = [Guessed(span, row) for span, row in _with_drafts(batch)]
         for each in guessed:
             self.num_drafted += len(each.span.draft)
-            each.span.sequence.num_drafted += len(each.span.draft)
+            each.span.sequence.spent.num_drafted += len(each.span.draft)
         deltas = self._output.commit(batch, sampled)
         if not guessed:
             return deltas
         while follows := [(each, span) for each in guessed if (span := known_span(each.span)) is not None]:
             for _, span in follows:
                 self.num_accepted += span.length
-                span.sequence.num_accepted += span.length
+                span.sequence.spent.num_accepted += span.length
             batch = Batch(tuple(span for _, span in follows))
             rows = [row for each, span in follows for row in _rows(each, span)]
             sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -14,7 +15,7 @@ from serve_app.engine.decoder.family import FAMILIES
 from serve_app.engine.decoder.judgement import Judged
 from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.decoder.weights import shapes_of
-from serve_app.engine.vision.judgement import Sight
+from serve_app.engine.vision.support import Sight
 
 Range: TypeAlias = tuple[int, int]
 """From … to."""
@@ -194,3 +195,30 @@ def _check_shapes(judged: Judged, division: Division) -> None:
 
 def _moved(own: Range, by: int) -> Range:
     return own[0] + by, own[1] + by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A tensor's part, read by `part[...]`, as a slice of a safetensors file is."""
+
+    stored: Any
+    cut: Cut | None
+    is_bias: bool
+    is_first: bool
+
+    def __getitem__(self, index: Any) -> Tensor:
+        if self.cut is None:
+            whole: Tensor = self.stored[index]
+            return whole
+        read = self.cut.bias(self.stored, is_first=self.is_first) if self.is_bias else self.cut.weight(self.stored)
+        return read[index]
+
+
+def parts_of(slices: Mapping[str, Any], division: Division) -> dict[str, Part]:
+    """The tensors of a checkpoint, by their names, each as the shard has it."""
+    parts: dict[str, Part] = {}
+    for name, stored in slices.items():
+        module, _, kind = name.rpartition(".")
+        cut, is_bias = division.cut(module), kind == "bias"
+        parts[name] = Part(stored=stored, cut=cut, is_bias=is_bias, is_first=division.is_first)
+    return parts

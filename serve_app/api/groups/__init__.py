@@ -1,1 +1,0 @@
-"""Groups of parameters, each declared once in its annotation; a body is made of the groups that it has."""

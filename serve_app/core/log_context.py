@@ -1,0 +1,36 @@
+"""Log lines: which requests a line is about, and how often a line of one kind may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+MAX_NAMED = 32
+"""A line names so many requests at most."""
+REQUEST_IDS: ContextVar[tuple[str, ...]] = ContextVar("request_ids", default=())
+"""The ids that clients know their requests by; none where the work is for nobody in particular."""
+
+
+@contextmanager
+def log_context(client_request_ids: Iterable[str]) -> Iterator[None]:
+    """What is done inside, and in threads that inherit its context, is for these requests."""
+    token = REQUEST_IDS.set(distinct(client_request_ids))
+    try:
+        yield
+    finally:
+        REQUEST_IDS.reset(token)
+
+
+def about(client_request_ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """As `extra` of a line that is about these requests, written where no context says so."""
+    return {"request_ids": distinct(client_request_ids)}
+
+
+def distinct(client_request_ids: Iterable[str]) -> tuple[str, ...]:
+    """Each once, the first ones of many; what has no name is left out."""
+    found: dict[str, None] = {}
+    for each in client_request_ids:
+        if each and len(found) < MAX_NAMED:
+            found[each] = None
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""A follower's process: it computes its shard of every step that the first one computes, until that one is gone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from serve_app.core.machine import give_way
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.allocator import settle_memory
+from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.loading import LoadedModel, load_model
+from serve_app.engine.decoder.runner import Runner
+from serve_app.engine.kv.making import make_store
+from serve_app.engine.kv.storage import Storage
+from serve_app.engine.lora.adapter import Adapter
+from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.tensor_parallel.adapters import FollowingBank
+from serve_app.engine.tensor_parallel.collectives import Sums
+from serve_app.engine.tensor_parallel.workers import Answer, Bind, Bring, Compute, Join, Load, Serve, carry_out
+
+logger = logging.getLogger(__name__)
+
+GIVEN_UP = 3
+"""The exit status of a follower that could not do what it was told."""
+
+
+class Follower:
+    """Carries orders out, one after the other. What it cannot carry out it does not survive."""
+
+    def __init__(self, leader: Connection) -> None:
+        self._leader = leader
+        leader.send(Answer())  # everything that takes time to be imported is there
+        join: Join = leader.recv()
+        self.number, self.count = join.number, join.count
+        device = torch.device(join.device)
+        self._is_on_cpu = device.type == "cpu"
+        if self._is_on_cpu:
+            torch.set_num_threads(join.threads)
+        self.sums = Sums(
+            join.meeting_place, number=join.number, count=join.count, device=device, timeout_s=join.timeout_s
+        )
+        self._config: EngineConfig
+        self._model: LoadedModel
+        self._bound: list[Adapter] = []
+        self._storage: Storage
+        self._bank: FollowingBank
+        self._runner: Runner
+
+    def meet(self) -> None:
+        self._leader.send(Answer())
+        self._leader.recv()
+
+    def run(self) -> None:
+        """Until there is nobody left who gives orders."""
+        while True:
+            try:
+                order = self._leader.recv()
+            except (EOFError, ConnectionError):
+                return
+            match order:
+                case Load(config=config):
+                    self._config, self._bound = config, []
+                    if self._is_on_cpu:
+                        give_way(config.niceness)
+                    self._model = load_model(config, mates=self)
+                case Bind(records=records):
+                    self._bound, _ = bind_adapters(records, self._model.module, shard=self._model.shard)
+                case Serve(versions=versions):
+                    self._make_ready(versions)
+                case Bring():
+                    self._bank.receive(order)
+                case Compute(deeds=deeds, layout=layout, by_modules=by_modules):
+                    for deed in deeds:
+                        carry_out(deed, self._storage)
+                    self._runner.follow(layout, by_modules=by_modules)
+
+    def refuse(self, reason: str) -> None:
+        """Say why it ends, to who may be waiting."""
+        with suppress(OSError):
+            self._leader.send(Answer(refusal=f"shard {self.number} of {self.count}: {reason}"))
+
+    def _make_ready(self, versions: tuple[str, ...]) -> None:
+        bound = [adapter for adapter in self._bound if adapter.version in versions]
+        if len(bound) < len(versions):
+            raise ModelNotSupported("an adapter is not here that the first shard has")
+        model = self._model
+        self._bank = FollowingBank(
+            model.module, bound, max_slots=self._config.max_adapters, uses_triton=model.uses_triton
+        )
+        self._storage = make_store(self._config, model).storage
+        self._runner = Runner(model, self._storage, self._bank)
+        model.narrowing.start()
+
+
+def main() -> None:
+    """The other end of the socket that is our input is the first shard's."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the first shard says when it is time
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    settle_memory()
+    disable_progress_bar()  # the first shard's says how far loading is
+    with Connection(os.dup(0)) as leader:
+        follower = Follower(leader)
+        try:
+            follower.run()
+            os._exit(0)
+        except ModelNotSupported as error:
+            follower.refuse(str(error))
+        except Exception as error:
+            logger.exception("shard %d of %d gives up", follower.number, follower.count)
+            follower.refuse(f"{type(error).__name__}: {error}")
+    os._exit(GIVEN_UP)
+
+
+def _end_with_the_first() -> None:
+    """Whatever this process is at: a sum that nobody comes to has its own end, but a later one."""
+    poll = select.poll()
+    poll.register(0, 0)  # nothing but its being hung up
+    poll.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

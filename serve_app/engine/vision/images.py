@@ -1,0 +1,137 @@
+"""What a sequence holds of its images: rows of embeddings in the place of ids, and their names."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import shake_128
+
+import torch
+from torch import Tensor
+
+from serve_app.engine.vision.support import Inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """An image that was decoded, and is to be seen.
+
+    digest: of its file
+    text:   what stands in a text for it, `num_rows` markers among it
+    grid:   rows and columns of its embeddings, where positions follow them
+    inputs: of the tower
+    """
+
+    digest: bytes
+    text: str
+    num_rows: int
+    grid: tuple[int, int] | None
+    inputs: Inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """An image as a prompt holds it. rows: [num_rows, hidden], on the model's device; the rest as in `Read`."""
+
+    digest: bytes
+    text: str
+    grid: tuple[int, int] | None
+    rows: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.numel() * self.rows.itemsize
+
+
+MAX_NAME = (1 << 62) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Illustration:
+    """Images of one prompt; its sequences share it.
+
+    rows:       [image tokens, hidden], in the order of `positions`
+    positions:  of the prompt's tokens that have a row in the place of their embedded id, ascending
+    names:      the prompt's ids, but at those positions what the image's digest makes of each: blocks are named by them
+    rope_positions: [3, prompt] int64, by which time, height and width are rotated; None where positions say all
+    rope_shift: what is added to the position of a token behind the prompt, to rotate it
+    """
+
+    rows: Tensor
+    positions: tuple[int, ...]
+    names: tuple[int, ...]
+    rope_positions: Tensor | None = None
+    rope_shift: int = 0
+
+    def between(self, start: int, end: int) -> tuple[tuple[int, ...], Tensor]:
+        """Those of the positions that a span has, and their rows."""
+        first, last = bisect_left(self.positions, start), bisect_left(self.positions, end)
+        return self.positions[first:last], self.rows[first:last]
+
+    def rope_between(self, start: int, end: int) -> Tensor | None:
+        """By what the tokens of a span are rotated, [3, length]; None where their positions say all."""
+        if self.rope_positions is None:
+            return None
+        length = self.rope_positions.shape[1]
+        behind = torch.arange(max(start, length), max(end, length)) + self.rope_shift
+        return torch.cat([self.rope_positions[:, start:end], behind.expand(3, -1)], dim=1)
+
+
+def illustrate(token_ids: Sequence[int], seen: Sequence[Seen], *, token_id: int) -> Illustration | None:
+    """Put what was seen where a prompt has the images' token.
+
+    None where there are not as many of these as rows: the prompt itself wrote that token.
+    """
+    positions = tuple(position for position, each in enumerate(token_ids) if each == token_id)
+    if len(positions) != sum(len(each.rows) for each in seen):
+        return None
+    names, first = list(token_ids), 0
+    for each in seen:
+        for position, name in zip(positions[first:], _names(each), strict=False):
+            names[position] = name
+        first += len(each.rows)
+    rope_positions = _rope_positions(len(token_ids), positions, seen) if any(each.grid for each in seen) else None
+    return Illustration(
+        rows=seen[0].rows if len(seen) == 1 else torch.cat([each.rows for each in seen]),
+        positions=positions,
+        names=tuple(names),
+        rope_positions=rope_positions,
+        rope_shift=0 if rope_positions is None else int(rope_positions.max()) + 1 - len(token_ids),
+    )
+
+
+def _names(seen: Seen) -> list[int]:
+    """One for each row; no token has such a name, and no other image."""
+    words = array("Q", shake_128(seen.digest).digest(8 * len(seen.rows)))
+    return [-1 - (word & MAX_NAME) for word in words]
+
+
+def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[Seen]) -> Tensor:
+    """Text goes on by one in all three; an image stands still in time, and what follows it begins behind its longer
+    side (Qwen2-VL, arXiv 2409.12191)."""
+    starts = [positions[first] for first in _firsts(seen)]
+    pieces: list[Tensor] = []
+    reached = done = 0
+    for start, each in zip(starts, seen, strict=True):
+        assert each.grid is not None, "a model has grids of all its images, or of none"
+        height, width = each.grid
+        pieces.append((torch.arange(start - done) + reached).expand(3, -1))
+        reached += start - done
+        rows, columns = torch.arange(height).repeat_interleave(width), torch.arange(width).repeat(height)
+        pieces.append(torch.stack([torch.zeros_like(rows), rows, columns]) + reached)
+        reached += max(height, width)
+        done = start + height * width
+    pieces.append((torch.arange(length - done) + reached).expand(3, -1))
+    return torch.cat(pieces, dim=1)
+
+
+def _firsts(seen: Sequence[Seen]) -> list[int]:
+    """The number of each image's first row."""
+    counts = [len(each.rows) for each in seen]
+    return [sum(counts[:at]) for at in range(len(counts))]

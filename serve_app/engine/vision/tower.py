@@ -1,0 +1,188 @@
+"""The part of a model that sees, taken out of it: from a decoded image to what a prompt holds of it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from copy import copy, deepcopy
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import PIL.ImageOps
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from serve_app.core.errors import EngineFailed, InvalidRequest
+from serve_app.core.prompt import Image
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.vision.images import Read, Seen
+from serve_app.engine.vision.support import Inputs, Sight
+
+
+class Eyes:
+    """What sees, with a configuration of its own; nothing of it is a part of the model any more.
+
+    token_id:   that stands for each row of embeddings;  marker: its text
+    max_pixels: of one image
+    """
+
+    def __init__(self, tower: PreTrainedModel, sight: Sight, *, marker: str, max_pixels: int) -> None:
+        without_own_bound()
+        self.tower = tower
+        self.marker = marker
+        self.token_id = int(tower.config.image_token_id)
+        self._kind = sight.kind
+        self._processor = sight.processor
+        self._max_pixels = max_pixels
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """Texts before and behind an image, where a client wrote its place alone."""
+        return self._kind.around
+
+    def check(self, image: Image) -> None:
+        """Look at an image's header alone. Raises InvalidRequest."""
+        open_image(image, max_pixels=self._max_pixels)
+
+    def count(self, image: Image) -> int:
+        """Rows of embeddings that an image takes in a prompt. Raises InvalidRequest."""
+        return self._kind.text(self.tower.config, self.marker, self._inputs(image)).count(self.marker)
+
+    def read(self, image: Image) -> Read:
+        """Decode an image and make of it what the tower takes. Raises InvalidRequest."""
+        inputs = self._inputs(image)
+        text = self._kind.text(self.tower.config, self.marker, inputs)
+        return Read(
+            digest=image.digest,
+            text=text,
+            num_rows=text.count(self.marker),
+            grid=self._kind.grid(self.tower.config, inputs),
+            inputs={name: inputs[name] for name in self._kind.takes if name in inputs},
+        )
+
+    @torch.inference_mode()
+    def see(self, read: Read) -> Seen:
+        """Compute an image's embeddings; takes as long as a long prompt."""
+        module: Any = self.tower
+        inputs = {name: tensor.to(module.device) for name, tensor in read.inputs.items()}
+        rows = torch.cat(list(module.get_image_features(**inputs).pooler_output), dim=0).to(module.dtype)
+        if len(rows) != read.num_rows:
+            raise EngineFailed(f"the model sees {len(rows)} embeddings where its text has {read.num_rows} places")
+        return Seen(digest=read.digest, text=read.text, grid=read.grid, rows=rows)
+
+    def _inputs(self, image: Image) -> Inputs:
+        opened = decode(open_image(image, max_pixels=self._max_pixels), image)
+        try:
+            inputs: Inputs = self._processor(images=opened, return_tensors="pt", **dict.fromkeys(self._kind.asks, True))
+        except ValueError as error:  # of sizes that it makes nothing of
+            raise InvalidRequest.refusing(
+                image.name, must="be of a size that the model takes", found=f"{opened.width} × {opened.height}: {error}"
+            ) from error
+        return inputs
+
+
+def open_eyes(module: PreTrainedModel, sight: Sight, config: EngineConfig) -> Eyes | str:
+    """Take the eyes out of a model that was loaded with them; say why where its tokenizer has no token for an image."""
+    tower = take_out(module, sight)
+    token_id = int(tower.config.image_token_id)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(Path(config.path) / "tokenizer.json"))
+    marker: str | None = tokenizer.convert_ids_to_tokens(token_id)
+    if marker is None:
+        return f"its tokenizer has no token {token_id}, which its config.json has for images"
+    return Eyes(tower, sight, marker=marker, max_pixels=config.max_image_pixels)
+
+
+def take_out(module: PreTrainedModel, sight: Sight) -> PreTrainedModel:
+    """Take the modules that see out of a model, and give a copy of its base that has nothing but them.
+
+    The copy has a configuration of its own, so that attention of the one is never attention of the other.
+    """
+    base: Any = module.model
+    tower: PreTrainedModel = copy(base)
+    tower._modules = {name: base._modules[name] for name in sight.kind.modules}
+    for name in sight.kind.modules:
+        base._modules[name] = None
+    known: dict[int, Any] = {}
+    for each in tower.modules():
+        config: Any = getattr(each, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            each.config = deepcopy(config, known)
+    tower.set_attn_implementation({"vision_config": "sdpa"})
+    return tower
+
+
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+ANIMATED = frozenset({"PNG", "GIF", "WEBP"})
+MAX_RATIO = 200
+"""Of the longer side to the shorter: what a model makes of a longer strip is larger than the strip, or nothing."""
+MAX_SCANS = 40
+"""Of a JPEG: each is a pass over all of its pixels, and takes a few bytes. Writers of progressive files use ten."""
+MAX_REASON_CHARS = 120
+SCAN = b"\xff\xda"
+BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
+"""What the library raises where a file is not what it says."""
+
+
+def open_image(image: Image, *, max_pixels: int) -> PIL.Image.Image:
+    """Read an image's header; no pixel of it is decoded.
+
+    Raises InvalidRequest that names the image where it is too large, moves, or is no file of its kind.
+    """
+    try:
+        opened = PIL.Image.open(BytesIO(image.data), formats=FORMATS)
+        _check(opened, image, max_pixels)
+    except BROKEN as error:
+        raise _broken(image, error) from error
+    return opened
+
+
+def decode(opened: PIL.Image.Image, image: Image) -> PIL.Image.Image:
+    """Its pixels in RGB, upright as its camera was held. Raises InvalidRequest where they are not all there."""
+    try:
+        opened.load()
+        return PIL.ImageOps.exif_transpose(opened).convert("RGB")
+    except BROKEN as error:
+        raise _broken(image, error) from error
+
+
+def without_own_bound() -> None:
+    """Have the library leave the number of pixels to `open_image`, which looks at it before anything is decoded.
+
+    It warns at a number of its own choice, and refuses at twice as many.
+    """
+    PIL.Image.MAX_IMAGE_PIXELS = None
+
+
+def _check(opened: PIL.Image.Image, image: Image, max_pixels: int) -> None:
+    """Look at what the header says."""
+    width, height = opened.size
+    if width * height > max_pixels:
+        raise InvalidRequest.refusing(
+            image.name, must=f"have at most {max_pixels} pixels", found=f"{width} × {height} = {width * height}"
+        )
+    if max(width, height) > MAX_RATIO * min(width, height):
+        sides = f"be at most {MAX_RATIO} times as long one way as the other"
+        raise InvalidRequest.refusing(image.name, must=sides, found=f"{width} × {height}")
+    if opened.format in ANIMATED and getattr(opened, "is_animated", False):
+        raise InvalidRequest.refusing(image.name, must="be one still image", found="an animation")
+    num_scans = image.data.count(SCAN) if opened.format not in ANIMATED else 0
+    if num_scans > MAX_SCANS:
+        raise InvalidRequest.refusing(image.name, must=f"have at most {MAX_SCANS} scans", found=str(num_scans))
+
+
+def _broken(image: Image, error: Exception) -> InvalidRequest:
+    why = " ".join(str(error).split())[:MAX_REASON_CHARS] or type(error).__name__
+    return InvalidRequest.refusing(image.name, must="be a whole image file", found=f"what cannot be read: {why}")

@@ -1,0 +1,274 @@
+"""Counts and times one run: what its usage, timings, log line and metrics are read from, with excerpts of its texts."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from serve_app.api.responses import Timings
+from serve_app.core.delta import Delta, FinishReason, PromptReport, Usage
+from serve_app.core.request import GenerationRequest
+
+
+@dataclass(slots=True)
+class PromptTally:
+    """One prompt for one model, as far as its present attempt goes.
+
+    completion_tokens: by choice; num_completion_tokens: of all of them
+    predicted, engine_ns: of those choices that have ended, see `Usage` and `Finish`
+    """
+
+    report: PromptReport | None = None
+    first_at: float | None = None
+    last_at: float | None = None
+    completion_tokens: dict[int, int] = field(default_factory=dict)
+    num_completion_tokens: int = 0
+    finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
+    predicted: tuple[int, int] | None = None
+    engine_ns: int = 0
+
+
+class Tally:
+    """Fed by the run alone, with every delta when it comes. A lost attempt leaves only what it had computed.
+
+    entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
+    num_generated: tokens computed, those of lost attempts and of completions that never ended included
+    num_moves:     attempts that were lost and made again elsewhere
+    excerpts:      of those texts that its tenant has logged; None where none are
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.excerpts: Excerpts | None = None
+        self._clock = clock
+        self._prompts: dict[int, PromptTally] = {}
+        self._num_generated: Counter[int] = Counter()
+        self._num_moves: Counter[int] = Counter()
+        self._usage: Usage | None = None  # as of the last delta, once somebody has asked
+        self._replicas: dict[int, list[str]] = {}
+        self.entered_at = clock()
+
+    def of(self, parts: Collection[int]) -> Tally:
+        """What these parts of the request alone came to so far."""
+        own = Tally(self._clock)
+        own.entered_at = self.entered_at
+        own._prompts = {part: each for part, each in self._prompts.items() if part in parts}
+        own._num_generated = Counter({part: count for part, count in self._num_generated.items() if part in parts})
+        own._num_moves = Counter({part: count for part, count in self._num_moves.items() if part in parts})
+        return own
+
+    def place(self, parts: Iterable[int], replica_id: str) -> None:
+        """Note that these are given to this replica."""
+        for part in parts:
+            self._replicas.setdefault(part, []).append(replica_id)
+
+    @property
+    def parts(self) -> Iterator[tuple[int, PromptTally, Sequence[str]]]:
+        """What each came to of which something was heard, with the replicas that it was given to, the last one last."""
+        for part, prompt in sorted(self._prompts.items()):
+            yield part, prompt, self._replicas.get(part, ())
+
+    @property
+    def given(self) -> Collection[int]:
+        """Parts that a replica was given."""
+        return self._replicas.keys()
+
+    @property
+    def unheard(self) -> list[int]:
+        """Parts that a replica was given and has not said of how long their prompts are."""
+        prompts = self._prompts
+        return [part for part in self._replicas if part not in prompts or prompts[part].report is None]
+
+    def untold(self, part: int, *, n: int, most: int) -> int:
+        """Tokens of completions that have not ended which may have been computed since they were last told of: at the
+        pace of those before, or, where nothing says what that is, all that are left of `most`.
+        """
+        prompt = self._prompts.get(part)
+        if prompt is None or prompt.first_at is None or prompt.last_at is None or prompt.finish_reasons.total() >= n:
+            return 0
+        left, elapsed = max(0, most - prompt.num_completion_tokens), prompt.last_at - prompt.first_at
+        if elapsed <= 0:
+            return left
+        return min(left, math.ceil(prompt.num_completion_tokens * (self._clock() - prompt.last_at) / elapsed))
+
+    @property
+    def num_generated(self) -> int:
+        return self._num_generated.total()
+
+    @property
+    def num_moves(self) -> int:
+        return self._num_moves.total()
+
+    @property
+    def last_event_at(self) -> float | None:
+        return max((each.last_at for each in self._prompts.values() if each.last_at is not None), default=None)
+
+    @property
+    def first_event_at(self) -> float | None:
+        return min((each.first_at for each in self._prompts.values() if each.first_at is not None), default=None)
+
+    @property
+    def shown_at(self) -> tuple[float, float]:
+        """When the first and the last event came; when it began, where none did."""
+        firsts = [each.first_at for each in self._prompts.values() if each.first_at is not None]
+        lasts = [each.last_at for each in self._prompts.values() if each.last_at is not None]
+        return (min(firsts), max(lasts)) if firsts else (self.entered_at, self.entered_at)
+
+    @property
+    def usage(self) -> Usage:
+        """So far; a choice that has not ended counts with the tokens it has."""
+        if self._usage is None:
+            self._usage = self._added_up()
+        return self._usage
+
+    def _added_up(self) -> Usage:
+        reports = self._reports
+        return Usage(
+            prompt_tokens=sum(report.num_tokens for report in reports),
+            cached_tokens=sum(report.num_cached_tokens for report in reports),
+            completion_tokens=sum(each.num_completion_tokens for each in self._prompts.values()),
+            truncated_tokens=sum(report.num_dropped_tokens for report in reports),
+            predicted=_added([each.predicted for each in self._prompts.values()]),
+            unenforced_formats=next((each.unenforced_formats for each in reports if each.unenforced_formats), ()),
+        )
+
+    @property
+    def finish_reasons(self) -> Mapping[FinishReason, int]:
+        return sum((each.finish_reasons for each in self._prompts.values()), Counter[FinishReason]())
+
+    @property
+    def num_finished(self) -> int:
+        """Choices that have ended."""
+        return sum([each.finish_reasons.total() for each in self._prompts.values()])
+
+    @property
+    def engine_ns(self) -> int:
+        """Of the engines' steps, for choices that have ended."""
+        return sum(each.engine_ns for each in self._prompts.values())
+
+    @property
+    def queue_s(self) -> list[float]:
+        """Of each prompt, from its arrival at a replica to the step that took it in."""
+        return [report.queue_s for report in self._reports]
+
+    @property
+    def timings(self) -> Timings:
+        """As of the last delta."""
+        first_at, last_at = self.shown_at
+        usage = self.usage
+        return Timings(
+            num_cached_tokens=usage.cached_tokens,
+            num_prompt_tokens=usage.prompt_tokens - usage.cached_tokens,
+            num_predicted_tokens=usage.completion_tokens,
+            prompt_s=first_at - self.entered_at,
+            predicted_s=last_at - first_at,
+        )
+
+    def note(self, delta: Delta, *, part: int, index: int) -> int:
+        """Count a delta that is no error; return the tokens of its choice so far.
+
+        The finish of a choice knows also tokens that no delta carried.
+        """
+        self._usage = None
+        prompt = self._prompts.get(part) or self._prompts.setdefault(part, PromptTally())
+        prompt.last_at = self._clock()
+        if prompt.first_at is None:
+            prompt.first_at = prompt.last_at
+        self._num_generated[part] += len(delta.token_ids)
+        if self.excerpts is not None:
+            self.excerpts.note(delta.text, part=part, index=index)
+        if delta.prompt is not None:
+            prompt.report = delta.prompt
+        before = prompt.completion_tokens.get(index, 0)
+        now = before + len(delta.token_ids) if delta.finish is None else delta.finish.num_tokens
+        prompt.completion_tokens[index] = now
+        prompt.num_completion_tokens += now - before
+        if delta.finish is not None:
+            prompt.finish_reasons[delta.finish.reason] += 1
+            prompt.engine_ns += delta.finish.engine_ns
+            prompt.predicted = _added([prompt.predicted, delta.finish.predicted])
+        return now
+
+    def drop(self, part: int) -> None:
+        """Forget the attempt at a part, which is made again; its tokens were computed none the less."""
+        self._usage = None
+        self._prompts.pop(part, None)
+        self._num_moves[part] += 1
+        if self.excerpts is not None:
+            self.excerpts.drop(part)
+
+    @property
+    def _reports(self) -> list[PromptReport]:
+        return [each.report for each in self._prompts.values() if each.report is not None]
+
+
+def _added(counts: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Of those that are known; None where none is."""
+    known = [each for each in counts if each is not None]
+    return (sum(each[0] for each in known), sum(each[1] for each in known)) if known else None
+
+
+MAX_CHARS = 1000
+"""Of one text; a line has its beginning, and how long it was."""
+MAX_TEXTS = 4
+"""Prompts, and completions, of one request."""
+KEY = re.compile(r"sa-[A-Za-z0-9_-]{8,}")
+"""A key, or so much of one as is worth hiding, wherever it was cut."""
+HIDDEN = "sa-…"
+
+
+def is_sampled(request_id: str, *, tenant: str, share: float) -> bool:
+    """Whether a request is in the sample: always the same for the same id, and for no tenant because of another."""
+    if share <= 0.0:
+        return False
+    digest = hashlib.sha256(f"{tenant}\n{request_id}".encode()).digest()
+    return int.from_bytes(digest[:8]) < share * 2**64
+
+
+class Excerpts:
+    """Of one request, as its completions come. Takes no more than a line may have, however long they get."""
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        self._prompts = [_Text(_texts_of(request)) for request in requests[:MAX_TEXTS]]
+        self._completions: dict[int, dict[int, _Text]] = {}
+
+    def note(self, text: str, *, part: int, index: int) -> None:
+        """More of a completion."""
+        if index in self._completions.get(part, ()) or sum(map(len, self._completions.values())) < MAX_TEXTS:
+            self._completions.setdefault(part, {}).setdefault(index, _Text()).add(text)
+
+    def drop(self, part: int) -> None:
+        """Its completions are made anew."""
+        self._completions.pop(part, None)
+
+    def facts(self) -> dict[str, object]:
+        """The texts, keys in them hidden, each with its length in characters."""
+        completions = {index: text for of_part in self._completions.values() for index, text in of_part.items()}
+        return {
+            "prompts": [text.facts() for text in self._prompts],
+            "completions": [{"index": index, **completions[index].facts()} for index in sorted(completions)],
+        }
+
+
+class _Text:
+    def __init__(self, pieces: Iterable[str] = ()) -> None:
+        self._kept = ""
+        self._num_chars = 0
+        for piece in pieces:
+            self.add(piece)
+
+    def add(self, piece: str) -> None:
+        self._num_chars += len(piece)
+        self._kept += piece[: MAX_CHARS - len(self._kept)]
+
+    def facts(self) -> dict[str, object]:
+        return {"text": KEY.sub(HIDDEN, self._kept), "num_chars": self._num_chars}
+
+
+def _texts_of(request: GenerationRequest) -> list[str]:
+    """What the model was to read of it as characters; token ids and pictures are none."""
+    return [*request.texts, *(() if request.conversation is None else (request.conversation.source,))]
