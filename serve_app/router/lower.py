@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
@@ -343,38 +344,31 @@ LOWEST_REPETITION_PENALTY = 0.01
 
 
 def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingParams:
-    """How tokens are chosen; the seed is the request's, or the one that it draws.
+    """Return how tokens are chosen; the seed is the request's, or the one that it draws.
+
+    A field of one name on the wire and in the engine is taken as it is.
 
     Raises InvalidRequest for a biased token id that the model does not have, unless the dialect ignores it.
     """
     seed = request.seeded().seed
     assert seed is not None
-    return SamplingParams(
-        temperature=request.temperature,
-        top_k=request.top_k,
-        top_p=request.top_p,
-        min_p=request.min_p,
-        seed=seed & SEED_MASK,
-        typical_p=request.typical_p,
-        top_n_sigma=max(0.0, request.top_n_sigma),
-        min_keep=request.min_keep,
-        xtc_probability=request.xtc_probability,
-        xtc_threshold=request.xtc_threshold,
-        dynamic_temperature_range=request.dynatemp_range,
-        dynamic_temperature_exponent=request.dynatemp_exponent,
-        mirostat=request.mirostat or 0,
-        mirostat_tau=request.mirostat_tau,
-        mirostat_eta=request.mirostat_eta,
-        samplers=request.samplers_in_order,
-        repetition_penalty=max(LOWEST_REPETITION_PENALTY, request.repetition_penalty),
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        penalty_window=WHOLE_CONTEXT if request.repeat_last_n == -1 else request.repeat_last_n,
-        repetition_sees_prompt=request.dialect.repetition_sees_prompt,
-        logit_bias=_biased_ids(request, vocab_size),
-        allowed_token_ids=request.allowed_token_ids or (),
-        dry=_dry(request),
-    )
+    own: dict[str, Any] = {
+        "seed": seed & SEED_MASK,
+        "top_n_sigma": max(0.0, request.top_n_sigma),
+        "dynamic_temperature_range": request.dynatemp_range,
+        "dynamic_temperature_exponent": request.dynatemp_exponent,
+        "mirostat": request.mirostat or 0,
+        "samplers": request.samplers_in_order,
+        "repetition_penalty": max(LOWEST_REPETITION_PENALTY, request.repetition_penalty),
+        "penalty_window": WHOLE_CONTEXT if request.repeat_last_n == -1 else request.repeat_last_n,
+        "repetition_sees_prompt": request.dialect.repetition_sees_prompt,
+        "logit_bias": _biased_ids(request, vocab_size),
+        "allowed_token_ids": request.allowed_token_ids or (),
+        "bad_words": (),
+        "dry": _dry(request),
+    }
+    names = (field.name for field in fields(SamplingParams) if field.name not in own)
+    return SamplingParams(**own, **{name: getattr(request, name) for name in names})
 
 
 def unencoded(request: CompletionRequest) -> UnencodedParams:

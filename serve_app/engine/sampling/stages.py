@@ -434,7 +434,11 @@ def next_mu(mu: float, probability: float, *, tau: float, eta: float) -> float:
 STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
     {
         "temperature": (
-            Stage(divide_by_temperature, lambda p: p.dynamic_temperature_range == 0.0, drops=False),
+            Stage(
+                divide_by_temperature,
+                lambda p: (p.dynamic_temperature_range == 0.0) & (p.temperature != 1.0),
+                drops=False,
+            ),
             Stage(divide_by_dynamic_temperature, lambda p: p.dynamic_temperature_range > 0.0, drops=False),
         ),
         "top_n_sigma": (Stage(keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0),),
