@@ -14,7 +14,7 @@ from serve_app.core.request import GenerationRequest
 NOTHING: Mapping[str, int] = MappingProxyType({})
 
 LONG_TEXT = 32_768
-"""Characters and ids of all prompts of a call together; longer texts may wait long for those of others."""
+"""Characters and ids of all prompts of a call; longer calls may have to wait long for other texts."""
 
 
 class Backend(Protocol):
@@ -24,8 +24,9 @@ class Backend(Protocol):
     """
 
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
-        """Say who you are. Also keeps alive what the router has submitted: a router that is not heard of for
-        the lease's time is taken for dead and its requests are aborted.
+        """Return this replica's card, and renew the router's lease.
+
+        A replica aborts the requests of a router that has not called for the time of its lease.
 
         heard: by replica, until when the router has heard its news
         """
@@ -38,18 +39,19 @@ class Backend(Protocol):
     async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
         """Accept all requests or none.
 
-        Raises ServeError where any is refused; nothing was started then.
+        Raises ServeError if any is refused; then none was started.
         """
         ...
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
-        """End these requests; those unknown or finished are left alone. No delta follows for them."""
+        """End these requests; unknown and finished ones are ignored. No delta follows for them."""
         ...
 
     async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
-        """Take these requests out of the batch until they are resumed: their reader is slow, and others want their
-        place. They keep what they have generated; deltas of a step that runs still follow. Those unknown or finished
-        are left alone."""
+        """Take these requests out of the batch until they are resumed, because their clients read slowly.
+
+        They keep what they have generated; deltas of a running step still follow. Ignores unknown and finished ones.
+        """
         ...
 
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
@@ -57,7 +59,7 @@ class Backend(Protocol):
         ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Cut a text, or what the template makes of a conversation, into tokens, for its own sake.
+        """Tokenize a text, or a rendered conversation, for a client that wants its tokens.
 
         Raises Overloaded, InvalidRequest.
         """
