@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from serve_app.core.delta import Load
 from serve_app.core.errors import ContextOverflow
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.prompt import ImageCard
-from serve_app.core.request import EmbeddingForm, GenerationRequest
+from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, SamplerName
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 
 # Where a vocabulary sets no bound, a text may be so long: room for one of a few long words, or of much white space.
@@ -88,6 +88,14 @@ class PromptLength:
 
 
 ToolPrompt = Literal["template", "prompt", "ignore", "refuse"]
+OtherSampling = Literal[
+    "dynamic_temperature", "mirostat", "logit_bias", "allowed_token_ids", "bad_words", "sampler_order"
+]  # fmt: skip
+SamplingKind = SamplerName | OtherSampling
+"""A sampler, or another way to decide which token is drawn; `sampler_order` is any order but the usual one."""
+AdapterKind = Literal["plain", "scaled", "mixed"]
+"""One adapter as it was trained, one with a scale that the client chose, several at once."""
+RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +153,19 @@ class RecordCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do for a request. The router refuses a request that needs more."""
+
+    sampling: frozenset[SamplingKind] = frozenset((*get_args(SamplerName), *get_args(OtherSampling)))
+    constraints: frozenset[ConstraintKind] = frozenset(get_args(ConstraintKind))
+    adapters: frozenset[AdapterKind] = frozenset(get_args(AdapterKind))
+    recordings: frozenset[RecordingKind] = frozenset(get_args(RecordingKind))
+
+
+EVERYTHING = Capabilities()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A base model as it is served.
 
@@ -165,6 +186,7 @@ class ModelCard:
     max_mixed_adapters: in one mix; all of them have to be resident at once
     fills_gaps: whether it has the tokens of fill-in-the-middle
     prompt_length: which prompts it refuses by length alone; None if unknown
+    capabilities: what its engine can do; a card that does not say so has an engine that can do everything
     """
 
     name: str
@@ -189,6 +211,7 @@ class ModelCard:
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
     fills_gaps: bool = False
     prompt_length: PromptLength | None = None
+    capabilities: Capabilities = EVERYTHING
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

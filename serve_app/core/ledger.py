@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Protocol
 
+from serve_app.core.bounded import Amount
+
 UNATTRIBUTED = "unattributed"
 """The key id and status of usage that replicas counted for a tenant and no row explains."""
 
@@ -138,13 +140,13 @@ NANO_PER_TOKEN = 1000
 """A price of 1 per million tokens is so many billionths per token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Price:
     """Per million tokens, in the one currency of the configuration. cached: None is the price of other prompt tokens"""
 
-    prompt: float = 0.0
-    cached: float | None = None
-    completion: float = 0.0
+    prompt: Amount = 0.0
+    cached: Amount | None = None
+    completion: Amount = 0.0
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
         """Return the cost in billionths. `prompt_tokens` include the cached ones."""

@@ -19,7 +19,7 @@ class Part:
 
     version: digest of its files
     scale:   what it adds to a module's output is multiplied by it
-    keeps_prefix: keys and values are the base's whatever its scale (`engine/lora/prefix.py`)
+    keeps_prefix: keys and values are the base's whatever its scale (`engine/lora/registration.py`)
     """
 
     adapter: str

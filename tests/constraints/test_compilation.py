@@ -45,6 +45,7 @@ def test_of_a_long_text_that_is_forced_no_token_is_looked_for(name: str) -> None
         matcher.consume_token(found[-1])
 
 
+@pytest.mark.law("Force")
 @pytest.mark.parametrize("seed", range(60))
 def test_a_forced_token_is_the_only_one_that_a_mask_allows(seed: int) -> None:
     draw = Random(seed)

@@ -82,6 +82,7 @@ def walk(constraint: Constraint, seed: int) -> str | None:
     return content.decode("utf-8", "replace")
 
 
+@pytest.mark.law("Calls")
 @EVERY_FORM
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: Form, is_parallel: bool) -> None:
