@@ -35,10 +35,9 @@ class Catalog:
 
     A served address comes before an alias of the same name, so that an alias never hides a model: an adapter
     that appears on disk takes its address back from the alias, which is then listed in `hidden_aliases`. An
-    alias may name an address that is not served (yet): whoever asks for it is told so.
+    alias may name an address that is not served (yet); a request for it is told so.
 
-    rights: of whoever asks; what they do not allow is not there: not listed, and refused in the same words as what
-            never was
+    rights: of the tenant that asks; a model they do not allow looks exactly like one that does not exist
     Raises CatalogError for a base given twice and for aliases in a circle.
     """
 

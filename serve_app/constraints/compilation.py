@@ -42,7 +42,7 @@ NO_SPECIAL: Special = MappingProxyType({})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
     """text:      as the library reads it
-    formats:   that a schema asks for and nobody enforces
+    formats:   formats in its schemas that are not enforced
     has_rules: that a client wrote, which may be ambiguous
     """
 

@@ -27,7 +27,7 @@ from serve_app.core.shares import CacheEntry, next_to_evict
 from serve_app.sandbox.fork_server import ForkServer, await_answer
 
 Key = tuple[str, bytes]
-"""The salt of whoever may find it, and the digest of what was compiled."""
+"""The salt of the tenants that may find it, and the digest of what was compiled."""
 
 
 class Compiled:
@@ -51,12 +51,11 @@ class _Entry:
 
 
 class Compiler:
-    """Lives on one event loop, with threads of its own.
+    """Compiles constraints on threads of its own; lives on one event loop.
 
-    Each constraint is first tried in a process that may be ended; what passed is built here, which takes as long with
-    Python's lock released. Equal ones are compiled once and shared, refused ones are refused again from memory; but
-    only among requests of the same salt, or the time of an answer would tell one tenant what another has sent. Of what
-    is kept the flow that has most gives way first.
+    1. The sandbox tries the constraint. 2. What passed is built here, which takes as long and releases the GIL. 3. The
+    cache keeps compiled and refused constraints. Only requests of the same salt share an entry; otherwise response
+    times would tell one tenant what another has sent. The flow that holds most loses its entries first.
 
     make_vocabulary: called once, in a thread, when it is first needed
     encode:          cuts text into tokens, where the library cannot do that by itself; called from any thread
@@ -290,7 +289,7 @@ class Trials:
             raise EngineFailed("The process that tries constraints ended before it began with this one.") from error
         job = {"kind": constraint.kind, "source": constraint.source, "wall_s": wall_s}
         connection.send_bytes(json.dumps(job).encode())
-        told, _ = await_answer(connection, process_id, courtesy_s=self._limits.courtesy_s, wall_s=wall_s)
+        told, _ = await_answer(connection, process_id, slow_after_s=self._limits.slow_after_s, wall_s=wall_s)
         answer: dict[str, Any] = json.loads(told)
         return answer
 

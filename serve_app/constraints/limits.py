@@ -21,7 +21,7 @@ class ConstraintLimits:
 
     max_cpu_s:       processor time of one trial, after which its process is ended by the kernel
     max_wall_s:      the same on the clock, where others have the processors
-    courtesy_s:      after so long a trial runs at lower priority than the engine
+    slow_after_s:      after so long a trial runs at lower priority than the engine
     max_trial_bytes: memory of one trial beside the vocabulary
     max_trials:      at once, of those that have not run for long
     quick_s:         after so long a trial gives its place to others and takes one of the slow
@@ -33,7 +33,7 @@ class ConstraintLimits:
 
     max_cpu_s: float = 1.0
     max_wall_s: float = 1.4
-    courtesy_s: float = 0.05
+    slow_after_s: float = 0.05
     max_trial_bytes: int = 1 << 30
     max_trials: int = 4
     quick_s: float = 0.3
@@ -46,7 +46,7 @@ class ConstraintLimits:
 
 DEFAULT_LIMITS = ConstraintLimits()
 MAX_SHORTEST_CHARS = 65_536
-"""Of the shortest text that a constraint leaves; nobody could write a longer one to its end."""
+"""Characters of the shortest text that satisfies a constraint; no model would write a longer one to its end."""
 
 
 def parser_limits(*, has_rules: bool = False) -> LLParserLimits:
@@ -125,7 +125,7 @@ def check_schema(schema: Any, definitions: Mapping[str, Any], paths: Mapping[str
 
 
 class _Schemas:
-    """Every part within reach by itself, an option that need not be taken too: nobody means one that is not."""
+    """Checks each part of a schema by itself, also options that need not be taken."""
 
     def __init__(self, definitions: Mapping[str, Any], paths: Mapping[str, str]) -> None:
         self._definitions = definitions

@@ -48,8 +48,7 @@ def _as_triggered(tag: dict[str, Any]) -> dict[str, Any]:
 
 
 class Writer:
-    """Writes one rule per part. A text that ends where something is written takes that into its own lexeme, and ends
-    at the first."""
+    """Writes one rule per part. Free text up to an end mark is one lexeme with the mark, and ends at the first one."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

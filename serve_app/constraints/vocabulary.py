@@ -102,7 +102,7 @@ class Matcher:
     """The state of one text. One thread at a time; other threads run while masks are computed.
 
     num_words: of 32 bits that a mask takes
-    formats:   that its schema asks for and nobody enforces
+    formats:   formats in its schema that are not enforced
     """
 
     def __init__(self, matcher: LLMatcher, *, num_words: int, formats: tuple[str, ...] = ()) -> None:

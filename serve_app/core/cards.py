@@ -178,14 +178,14 @@ class ModelCard:
     reasoning_parser: the form that its thoughts have; None as before
     chat_template: of the model's folder, as it is written there; "" is none
     tool_template: for chats with tools, where that is another one
-    tool_prompt: what shows tools in a chat: its template, a default text of ours, or nothing; or they are refused
+    tool_prompt: what shows tools in a chat: the template, our default text, or nothing; `refuse` refuses them
     default_sampling: parameters that its folder recommends, for requests that do not send them
-    records: what of its computations it gives away
+    records: which recordings of its computations clients may get
     tokenizer: its class and the special tokens that it has a name for
-    images: what a model with eyes says of images; None is a model of text
+    images: what a vision model says of images; None for a text model
     max_mixed_adapters: in one mix; all of them have to be resident at once
-    fills_gaps: whether it has the tokens with which a text behind a gap is told
-    prompt_length: what it refuses by length alone; None is not known
+    fills_gaps: whether it has the tokens of fill-in-the-middle
+    prompt_length: which prompts it refuses by length alone; None if unknown
     capabilities: what its engine can do; a card that does not say so has an engine that can do everything
     """
 
@@ -237,8 +237,8 @@ class ModelCard:
 class ReplicaCard:
     """One replica of a base model.
 
-    usage: of the first flows by name, of all others together
-    news:  what was spent since whoever asks heard of it last
+    usage: of the first flows by name, and of all others together
+    news:  what flows spent since the router that asks last heard of it
     """
 
     replica_id: str

@@ -40,7 +40,7 @@ class TokenLogprob:
     logprob: None for the first token of a prompt, which nothing predicts
     offset:  characters of text before the token, counted in the completion (or in the echo, for the prompt's tokens);
              what goes on with a character has that character's place
-    rank:    how many tokens are at least as likely, itself included; None where nobody asked
+    rank:    how many tokens are at least as likely, itself included; None if the request did not ask
     """
 
     token_id: int
@@ -99,7 +99,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one sequence gained in one step.
+    """What one step added to one sequence.
 
     sample:    which of the request's `n` continuations
     token_ids: every token sampled since the last delta, shown or not

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 
 
 class ServeError(Exception):
-    """Something that ends a request and that its client is told.
+    """An error that ends a request and is reported to its client.
 
     message: a whole sentence that names the parameter, what was found and what is allowed
     param:   the request's parameter at fault, as the client spelled it
@@ -55,7 +55,7 @@ class ServeError(Exception):
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds after which the same request may succeed; None where repeating it is no use."""
+        """Seconds after which the same request may succeed; None if repeating it is pointless."""
         value = self.facts.get("retry_after_s")
         return float(value) if value is not None else None
 
@@ -73,13 +73,13 @@ class MalformedJson(InvalidRequest):
 
 
 class BodyLost(InvalidRequest):
-    """The body was announced and did not reach the application."""
+    """The request announced a body that did not reach the application."""
 
     code = "body_lost"
 
 
 class UnsupportedParameter(InvalidRequest):
-    """The parameter is some system's, or nobody's, and this version does not carry it out."""
+    """The parameter belongs to some other system, or to none, and this version does not support it."""
 
     code = "unsupported_parameter"
 
@@ -97,13 +97,13 @@ class AdapterUnusable(InvalidRequest):
 
 
 class Unauthenticated(ServeError):
-    """The request has no key, or one that nobody knows; the response says how to send one."""
+    """The request has no key, or an unknown one; the response says how to send one."""
 
     status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
 class Forbidden(ServeError):
-    """The request asks for what no client may have."""
+    """The request asks for something that its client may not have."""
 
     status, type, code = 403, "permission_error", "forbidden"
 
@@ -163,13 +163,13 @@ class QuotaExceeded(ServeError):
 
 
 class OutOfBudget(QuotaExceeded):
-    """What the tenant may spend within a day or a month is spent."""
+    """The tenant has spent its budget for the day or the month."""
 
     code = "insufficient_quota"
 
 
 class NotSupported(ServeError):
-    """The model that was asked is not made for this."""
+    """The model does not support this."""
 
     status, type, code = 501, "not_supported_error", "not_supported"
 
@@ -199,7 +199,7 @@ class DeadlineExceeded(ServeError):
 
 
 class EngineFailed(ServeError):
-    """The engine failed while it computed the request; nothing is known to be wrong with the request."""
+    """The engine failed while it computed the request; the request itself may be fine."""
 
     code = "engine_failed"
 

@@ -12,18 +12,18 @@ from typing import Protocol
 from serve_app.core.bounded import Amount
 
 UNATTRIBUTED = "unattributed"
-"""The key id and status of what replicas spent for a tenant and no row explains."""
+"""The key id and status of usage that replicas counted for a tenant and no row explains."""
 
 CLIENT_LEFT = 499
-"""The status of what nobody was there to be answered; logged and counted, never sent to anybody."""
+"""The status of a request whose client left before its answer; logged and counted, never sent."""
 
 OTHER_MIXES = "*"
-"""The adapter of a day's sums over mixes of adapters that have no line of their own."""
+"""The adapter name in a day's sums for all adapter mixes without a line of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What a replica spent for one flow since it began; it only grows.
+    """What a replica has spent for one flow since it started; it only grows.
 
     prompt_tokens:  of prompts that were told of, cached ones included, or computed and given up
     engine_ns:      of its steps, each shared out among the tokens that it computed
@@ -43,9 +43,9 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What a replica spent for some flows, for a listener that heard what came before.
+    """What a replica spent for some flows since a router last heard of it.
 
-    until: what to ask for the next time, so that nothing is missed and nothing told twice
+    until: what to send with the next call, so that nothing is missed and nothing told twice
     """
 
     spent: tuple[Spent, ...] = ()
@@ -63,7 +63,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one request came to with one model.
+    """What one request used of one model.
 
     id:         never the same for two; a row that comes again is the same row
     request_id: the client's own, where it sent one, and so not always one of its kind
@@ -121,14 +121,14 @@ class UsageQuestion:
 
 
 class Ledger(Protocol):
-    """Where rows are kept; deployments carry these calls over Ray."""
+    """Keeps the rows; deployments carry these calls over Ray."""
 
     def charge_by(self, prices: Prices) -> None:
-        """Have what no row explains cost what its tokens do by these, from now on."""
+        """Charge usage that no row explains by these prices, from now on."""
         ...
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
-        """Keep the rows, those that are there already left as they are, and what replicas counted by then."""
+        """Keep the rows, except ones that are there already, and what replicas have counted by then."""
         ...
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
@@ -176,12 +176,12 @@ class Prices:
 
 
 REST = "*"
-"""Stands for all flows beyond those that are told by name; no flow is called so."""
+"""Stands for all flows that are not reported by name; no flow has this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowUsage:
-    """Of one flow, since the replica began. Everything but the name adds up.
+    """What a replica computed for one flow since it started. All but the name can be added up.
 
     engine_ns:     of steps, each divided by the rows that were computed in it
     num_rows:      tokens that went through the model: of prompts, generated ones, guesses; again after a preemption

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 MAX_NAMED = 32
-"""A line names so many requests at most."""
+"""Requests that one log line names at most."""
 REQUEST_IDS: ContextVar[tuple[str, ...]] = ContextVar("request_ids", default=())
-"""The ids that clients know their requests by; none where the work is for nobody in particular."""
+"""The request ids that clients know; empty if the work is for no request in particular."""
 
 
 @contextmanager

@@ -8,19 +8,18 @@ from enum import StrEnum
 from hashlib import sha256
 
 MARKER = "<image>"
-"""Where an image belongs in a text, whichever model reads it; each model's own marker takes its place."""
+"""Marks the place of an image in a text, for any model; the model's own marker replaces it."""
 MEDIA_MARKER = "<__media__>"
 """The same as llama.cpp writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """One image; nothing of it is decoded before it reaches a replica.
+    """One image, still encoded; only replicas decode it.
 
-    data:   a file of a kind that was recognised by its first bytes; empty once a replica has looked at it
+    data:   a file whose kind was recognised by its first bytes; empty once a replica has encoded it
     name:   the parameter it came in, as `images[0]`, for refusals
-    marker: how its place was written in the text; the model's own marker means that whatever the model wants around an
-            image is written there, too
+    marker: how the text marks its place; with the model's own marker, the text also has what the model wants around it
     """
 
     data: bytes
@@ -35,10 +34,10 @@ class Image:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCard:
-    """What a model that has eyes says of images.
+    """What a vision model says of images.
 
     marker: its own, as a chat template writes it
-    reason: why it takes none here; None where it takes them
+    reason: why it takes no images here; None if it takes them
     """
 
     marker: str = MARKER
@@ -51,7 +50,7 @@ class ImageCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """Everything that a model's chat template is given, none of it to be trusted.
+    """The input of a model's chat template; untrusted.
 
     source: a JSON object of the template's variables, `messages` among them, characters as they are
     continues_last: the prompt ends inside the last message, behind its text
@@ -78,7 +77,7 @@ class Rendering:
 
 
 class SuffixMode(StrEnum):
-    """What is done with a suffix."""
+    """How a suffix is used: for fill-in-the-middle, or appended to the completion."""
 
     FIM = "fim"
     APPEND = "append"
@@ -94,7 +93,7 @@ class ExtraFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infill:
-    """What a model that fills gaps is told beside the prompt, which stands before the gap.
+    """What a fill-in-the-middle model gets beside the prompt, which is the text before the gap.
 
     suffix:  the text behind the gap
     opening: how the text in the gap begins; it is not returned

@@ -339,11 +339,11 @@ class GenerationRequest:
     shown_marks:  special tokens whose names are part of one of these are shown even so, within the text
     constraint:   what each completion has to be; None is any text
     infill:       what stands behind the gap that the prompt stands before; None where there is no gap
-    conversation: what the prompt is still to be rendered of; the prompt is empty until then
-    is_read_whole: nobody reads anything of a completion before its end, so that deltas may be gathered
-    record:       what of the computation is wanted besides; None is nothing
-    prediction:   what the completion is expected to be, text or token ids; it changes nothing but what is guessed
-    share:        whose it is among those that share a replica; it changes nothing but when it is computed
+    conversation: from which the prompt is rendered; the prompt is empty until then
+    is_read_whole: the client reads a completion only at its end, so deltas may be gathered
+    record:       which recordings of the computation are wanted; None is none
+    prediction:   the expected completion, text or token ids; it changes only what is drafted
+    share:        its flow, weight and priority; they change only when it is computed
     """
 
     request_id: str

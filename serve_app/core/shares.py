@@ -13,7 +13,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What the engine knows of who asked; it knows no tenants, keys or limits.
+    """All that the engine knows of a request's sender; it knows no tenants, keys or limits.
 
     flow:     requests of the same flow share what they get
     weight:   > 0; a flow with three times the weight of another gets three times as much while both want more
@@ -27,11 +27,11 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntry(Generic[Key]):
-    """One entry of what is kept for later for many flows.
+    """An entry of a cache that many flows share.
 
-    flow:   that it was made for first, whoever else finds it
-    size:   of what all entries together are bounded in
-    may_go: it is not just being made
+    flow:   the flow it was made for; others may find it too
+    size:   in the unit of the cache's bound
+    may_go: whether it may be evicted; False while it is being made
     """
 
     key: Key
@@ -43,7 +43,7 @@ class CacheEntry(Generic[Key]):
 def next_to_evict(entries: Iterable[CacheEntry[Key]]) -> Key | None:
     """Return the least recently used entry of the flow that holds most; None if none of its entries may go.
 
-    entries: the one that was used longest ago first
+    So no flow evicts the entries of others. entries: least recently used first
     """
     held, first = Counter[str](), dict[str, Key]()
     for each in entries:

@@ -17,11 +17,11 @@ LEAST_BUDGET, MOST_BUDGET = 1e-9, 1e12
 """Costs are counted in billionths."""
 EVERYTHING = "*"
 NOTHING = "(?!)"
-"""No text is like this."""
+"""A pattern that matches no text."""
 
 
 class Scope(StrEnum):
-    """What a key may be used for."""
+    """What a key permits."""
 
     INFER = "infer"
     ADAPTERS_WRITE = "adapters:write"
@@ -81,7 +81,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """A team that uses the service.
+    """A team that uses the service, with its own rights and limits.
 
     weight:       of its share of an engine beside the others' that wait, > 0
     priority:     the class that its requests wait in
@@ -132,9 +132,9 @@ class Identity:
 
 
 LOCAL = Identity(tenant=Tenant(name="local"))
-"""Everybody, where no keys are asked for."""
+"""Every client, if the service asks for no keys."""
 NOBODY = Identity(tenant=Tenant(name="nobody", rights=Rights(())), scopes=frozenset())
-"""Who asks for what needs no key, where keys are asked for."""
+"""A client without a key, on routes that need none, if the service asks for keys."""
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -167,7 +167,7 @@ class Meter(StrEnum):
 
     @property
     def is_gauge(self) -> bool:
-        """Whether what was used is free again as soon as its request is over."""
+        """Whether a request frees what it used as soon as it ends."""
         return self in GAUGES
 
     @property
@@ -178,9 +178,9 @@ class Meter(StrEnum):
 GAUGES = frozenset({Meter.IN_FLIGHT, Meter.IN_FLIGHT_TOKENS})
 BUDGETS = frozenset({Meter.DAY, Meter.MONTH})
 RATES = frozenset({Meter.REQUESTS, Meter.TOKENS})
-"""Of what is used within any minute."""
+"""Limits on use within any minute."""
 SETTLED = BUDGETS | {Meter.TOKENS}
-"""Of which a request may come to spend less than it has reserved."""
+"""Meters on which a request may spend less than it has reserved."""
 COUNTS_TOKENS = frozenset({Meter.TOKENS, Meter.IN_FLIGHT_TOKENS})
 COUNTS_REQUESTS = frozenset({Meter.REQUESTS, Meter.IN_FLIGHT})
 
@@ -190,7 +190,7 @@ Amounts = dict[Meter, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """What a request uses, or may come to. cost: in billionths of the currency"""
+    """What a request uses, or may use at most. cost: in billionths of the currency"""
 
     requests: int = 0
     tokens: int = 0
@@ -208,7 +208,7 @@ class Statement:
 
     used:   all that the router ever took of what it was granted, less refunds; of gauges what is in use now
     wanted: what it wants to hold beyond that
-    spare:  of that, what nobody waits for
+    spare:  the part of `wanted` that no request waits for
     recent: of limits per minute, what of `used` it took within the last minute
     reserved: of `used`, what is reserved by requests that still run, which may come to less
     """
@@ -226,7 +226,7 @@ class Lease:
     """What a router may use of a tenant's limits.
 
     granted: in all, so that what it holds is this less what it used
-    left:    what nobody holds
+    left:    what no router holds
     waits:   seconds until what was wanted and is missing should be there
     resets:  seconds until the whole limit should be there, if nothing more is used
     pending: what other routers hold or have reserved, which may be there again before that
@@ -244,7 +244,7 @@ class Lease:
 
 
 class Lender(Protocol):
-    """The one that hands out leases; deployments carry this call over Ray."""
+    """Hands out leases; deployments carry this call over Ray."""
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         """Return a lease for each statement."""

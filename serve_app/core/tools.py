@@ -36,7 +36,7 @@ class Tool:
     parameters: JSON schema of its arguments' object; None is a function without any
     is_strict:  arguments have to satisfy the schema; otherwise any object will do
     at:         its place in the list that was sent
-    sent:       the whole tool as it was sent, for a chat template; nobody changes it
+    sent:       the whole tool as it was sent, for a chat template; read-only
     """
 
     name: str

@@ -336,7 +336,7 @@ class MessageReader:
         """Take more of the text; with its finish, the last of it."""
         split = self._split(text, is_last=finish is not None)
         parsed = self._parsed(split.content, finish)
-        calls = parsed.calls if self._is_parallel else tuple(call for call in parsed.calls if call.index == 0)
+        calls = tuple(call for call in parsed.calls if self._is_parallel or call.index == 0)
         reason = None if finish is None else self._reason(finish)
         return Gain(content=parsed.content, reasoning=split.reasoning, calls=calls, finish_reason=reason)
 

@@ -86,12 +86,12 @@ class ForkServer:
         self._control = self._process = None
 
 
-def await_answer(connection: Connection, process_id: int, *, courtesy_s: float, wall_s: float) -> tuple[bytes, bool]:
-    """Return a child's answer, and whether its priority was lowered because it took longer than `courtesy_s`.
+def await_answer(connection: Connection, process_id: int, *, slow_after_s: float, wall_s: float) -> tuple[bytes, bool]:
+    """Return a child's answer, and whether its priority was lowered because it took longer than `slow_after_s`.
 
     Raises EOFError or OSError if the child was ended or does not answer.
     """
-    is_slow = not connection.poll(courtesy_s)
+    is_slow = not connection.poll(slow_after_s)
     if is_slow:
         with suppress(OSError):  # it has ended by now
             os.setpriority(os.PRIO_PROCESS, process_id, SLOW_NICENESS)

@@ -83,21 +83,21 @@ def without_template(name: str, model_name: str) -> InvalidRequest:
 
 
 BEGIN_S = 10.0
-"""For which a child is waited for that nobody needs yet."""
+"""Waited for the first child, before any conversation needs it."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Child:
-    """A process that renders for whoever holds its connection.
+    """A process that renders for the holder of its connection.
 
-    is_courteous: it runs at lower priority, and so is not used again
+    is_slow: it runs at lower priority, and so is not used again
     """
 
     connection: Connection
     process_id: int = 0
-    is_courteous: bool = False
+    is_slow: bool = False
 
 
 class Renderer:
@@ -148,7 +148,7 @@ class Renderer:
             child.connection.close()
             logger.info("a conversation of %d characters was not rendered in time", len(job["source"] or ""))
             raise Refused("it takes too much time or memory to render") from None
-        if child.is_courteous:
+        if child.is_slow:
             child.connection.close()
         else:
             with self._lock:
@@ -180,8 +180,8 @@ class Renderer:
     def _answer(self, child: _Child) -> dict[str, Any]:
         """Return the child's answer. Raises EOFError or OSError if the child was ended."""
         limits = self._limits
-        told, child.is_courteous = await_answer(
-            child.connection, child.process_id, courtesy_s=limits.courtesy_s, wall_s=limits.max_wall_s
+        told, child.is_slow = await_answer(
+            child.connection, child.process_id, slow_after_s=limits.slow_after_s, wall_s=limits.max_wall_s
         )
         answer: dict[str, Any] = json.loads(told)
         return answer

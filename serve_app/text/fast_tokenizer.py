@@ -185,27 +185,21 @@ class Spelling:
 
 SPELLINGS = (
     Spelling(  # Qwen, CodeGemma, the demo model
-        prefix="<|fim_prefix|>",
-        suffix="<|fim_suffix|>",
-        middle="<|fim_middle|>",
-        repository=("<|repo_name|>",),
-        separator=("<|file_sep|>", "<|file_separator|>"),
-        ends=("<|fim_pad|>",),
+        prefix="<|fim_prefix|>", suffix="<|fim_suffix|>", middle="<|fim_middle|>", repository=("<|repo_name|>",),
+        separator=("<|file_sep|>", "<|file_separator|>"), ends=("<|fim_pad|>",),
     ),
     Spelling(  # StarCoder, Granite
-        prefix="<fim_prefix>",
-        suffix="<fim_suffix>",
-        middle="<fim_middle>",
-        repository=("<repo_name>", "<reponame>"),
-        separator=("<file_sep>", "<filename>"),
-        ends=("<fim_pad>",),
+        prefix="<fim_prefix>", suffix="<fim_suffix>", middle="<fim_middle>", repository=("<repo_name>", "<reponame>"),
+        separator=("<file_sep>", "<filename>"), ends=("<fim_pad>",),
     ),
     Spelling(prefix="<fim-prefix>", suffix="<fim-suffix>", middle="<fim-middle>", ends=("<fim-pad>",)),  # SantaCoder
     Spelling(prefix="▁<PRE>", suffix="▁<SUF>", middle="▁<MID>", ends=("▁<EOT>",)),  # Code Llama
     Spelling(prefix="<PRE>", suffix="<SUF>", middle="<MID>", ends=("<EOT>",)),
     Spelling(prefix="<｜fim▁begin｜>", suffix="<｜fim▁hole｜>", middle="<｜fim▁end｜>", ends=("<|EOT|>",)),  # DeepSeek
     Spelling(prefix="<|code_prefix|>", suffix="<|code_suffix|>", middle="<|code_middle|>"),  # GLM
-)
+)  # fmt: skip
+NAMES = "fim_prefix_token", "fim_suffix_token", "fim_middle_token"
+"""Under which a tokenizer may name its markers itself."""
 
 
 def find_markers(tokenizer: Tokenizer, named: Mapping[str, str], *, vocab_size: int) -> Markers | None:
@@ -228,17 +222,9 @@ def find_markers(tokenizer: Tokenizer, named: Mapping[str, str], *, vocab_size: 
         if prefix_id is None or suffix_id is None or middle_id is None:
             continue
         repository, separator = id_of(*extras.repository), id_of(*extras.separator)
-        ends = (repository, separator, *map(id_of, extras.ends))
+        found = (repository, separator, *map(id_of, extras.ends))
+        ends = tuple(end for end in found if end is not None)
         return Markers(
-            prefix=prefix_id,
-            suffix=suffix_id,
-            middle=middle_id,
-            repository=repository,
-            separator=separator,
-            ends=tuple(end for end in ends if end is not None),
+            prefix=prefix_id, suffix=suffix_id, middle=middle_id, repository=repository, separator=separator, ends=ends
         )
     return None
-
-
-NAMES = "fim_prefix_token", "fim_suffix_token", "fim_middle_token"
-"""Under which a tokenizer may name them itself."""

@@ -114,7 +114,7 @@ class TextTokenizer:
 
     def encode_inside(self, text: str) -> tuple[int, ...]:
         """Give the tokens as `encode_literal`, without the space that some tokenizers add before any text."""
-        if not self._thinks_space:
+        if not self._adds_space:
             return self.encode_literal(text)
         return self.encode_literal("\n" + text)[len(self.encode_literal("\n")) :]
 
@@ -209,7 +209,7 @@ class TextTokenizer:
         return tokenizer
 
     @cached_property
-    def _thinks_space(self) -> bool:
+    def _adds_space(self) -> bool:
         """Whether a text is cut as if a space stood before it."""
         first, *_ = self.encode_literal("\n")
         return self._pieces.middle(first) == b" "

@@ -371,7 +371,7 @@ def call_constraint(tools: Tools, form: Form, beside: Constraint | None = None) 
     also be what `beside` says; without that it is any text, in which a call that begins is one of these, as soon as one
     of them is strict. Without a strict tool, an expression or a grammar beside holds the whole text. Arguments of
     strict tools satisfy their schema. So do those of others where a call is required and all of their schemas can be
-    followed, which nobody promised; otherwise they are any object.
+    followed; otherwise they are any object.
     """
     is_required = tools.choice.mode == "required"
     if not tools.usable or (beside is not None and (is_required or beside.kind not in COMBINED)):

@@ -31,23 +31,12 @@ def new_call_id() -> str:
     return secrets.token_hex(8)[:9]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Parsed:
-    """What some text has added."""
+    """What a piece of a text has added: content, and deltas of calls."""
 
     content: str = ""
-    calls: tuple[ToolCallDelta, ...] = ()
-
-
-@dataclass(slots=True)
-class Gains:
-    """What one feed has added so far."""
-
-    content: list[str] = field(default_factory=list)
     calls: list[ToolCallDelta] = field(default_factory=list)
-
-    def parsed(self) -> Parsed:
-        return Parsed(content="".join(self.content), calls=tuple(self.calls))
 
 
 MAX_HELD_CHARS = 4096
@@ -80,7 +69,7 @@ class CallParser:
         self._new_id = new_id
         self._buffer = ""
         self._is_last = self._is_cut = False
-        self._phase: Callable[[Gains], bool] = self._first
+        self._phase: Callable[[Parsed], bool] = self._first
         # of the call that is being read
         self._candidates: Sequence[tuple[Form, int]] = ()  # with the places where it may begin
         self._mark = ""  # that it was begun by
@@ -109,14 +98,14 @@ class CallParser:
         return self._parsed()
 
     def _parsed(self) -> Parsed:
-        gains = Gains()
+        gains = Parsed()
         while self._phase(gains):
             pass
-        return gains.parsed()
+        return gains
 
     # Each phase takes from the buffer and returns whether another one is to go on with what is left.
 
-    def _first(self, gains: Gains) -> bool:
+    def _first(self, gains: Parsed) -> bool:
         """Handle the start of the text: only white space has come, so a call may begin without a mark."""
         start = skip_space(self._buffer, 0)
         rest = self._buffer[start:]
@@ -130,10 +119,10 @@ class CallParser:
             self._phase = self._outside
         return True
 
-    def _outside(self, gains: Gains) -> bool:
+    def _outside(self, gains: Parsed) -> bool:
         """Handle content up to the next mark."""
         at, mark = self._finder.find(self._buffer, is_last=self._is_last)
-        gains.content.append(self._take(at))
+        gains.content += self._take(at)
         self._is_in_list = False
         if mark in self._starts:
             candidates = sorted(self._starts[mark], key=lambda each: each[0] is not self._form)
@@ -147,7 +136,7 @@ class CallParser:
         self._candidates, self._mark, self._num_back = candidates, mark, num_back
         self._phase = self._before_arguments
 
-    def _before_arguments(self, gains: Gains) -> bool:
+    def _before_arguments(self, gains: Parsed) -> bool:
         try:
             head = self._head()
         except Incomplete:
@@ -170,10 +159,10 @@ class CallParser:
             self._phase = self._between_arguments
         return True
 
-    def _give_back(self, gains: Gains) -> bool:
+    def _give_back(self, gains: Parsed) -> bool:
         """Return a rejected mark to the content and read on behind it."""
         mark = self._take(self._num_back)
-        gains.content.append("" if mark in self._dropped else mark)
+        gains.content += "" if mark in self._dropped else mark
         self._is_in_list = False
         self._phase = self._outside
         return True
@@ -232,7 +221,7 @@ class CallParser:
             raise NoCall
         return Head(name=name, at=at, arguments="{}")
 
-    def _arguments(self, gains: Gains) -> bool:
+    def _arguments(self, gains: Parsed) -> bool:
         """Handle the literal of a call's arguments."""
         literal = self._literal
         self._take(literal.feed(self._buffer, is_last=self._is_last))
@@ -252,7 +241,7 @@ class CallParser:
         self.is_whole = True
         self._phase = self._behind_arguments if self._num_open else self._behind_call
 
-    def _behind_arguments(self, gains: Gains) -> bool:
+    def _behind_arguments(self, gains: Parsed) -> bool:
         """Handle the members of the call's object behind its arguments."""
         try:
             end = read_object_rest(self._buffer, 0)
@@ -270,7 +259,7 @@ class CallParser:
             self._phase = self._behind_call if not self._buffer.strip() and self._is_last else self._outside
         return True
 
-    def _behind_call(self, gains: Gains) -> bool:
+    def _behind_call(self, gains: Parsed) -> bool:
         """Handle what ends a call or leads to the next one; anything else is content."""
         at = skip_space(self._buffer, 0)
         closers = (*self._form.behind, *(("]",) if self._is_in_list else ()))
@@ -298,7 +287,7 @@ class CallParser:
             self._phase = self._outside
         return True
 
-    def _between_arguments(self, gains: Gains) -> bool:
+    def _between_arguments(self, gains: Parsed) -> bool:
         """Handle the place between two marked arguments, or behind the last one."""
         at, key = skip_space(self._buffer, 0), self._form.key_mark
         found = self._found(at, (key, *self._form.behind, *self._starts))
@@ -335,7 +324,7 @@ class CallParser:
             raise NoCall
         return key, end
 
-    def _value(self, gains: Gains) -> bool:
+    def _value(self, gains: Parsed) -> bool:
         """Handle a marked argument's value, which stays in the buffer until it is complete."""
         marks = self._form.between
         assert marks is not None
@@ -388,12 +377,12 @@ class CallParser:
             ends.append(found.start() + len(found.group()) - len(found.group().lstrip()))
         return min(ends, default=-1)
 
-    def _begin(self, gains: Gains, arguments: str) -> None:
+    def _begin(self, gains: Parsed, arguments: str) -> None:
         gains.calls.append(ToolCallDelta(index=self.num_calls, id=self._new_id(), name=self._name, arguments=arguments))
         self.num_calls += 1
         self.is_whole = False
 
-    def _go_on(self, gains: Gains, arguments: str) -> None:
+    def _go_on(self, gains: Parsed, arguments: str) -> None:
         """Add to the arguments of the call that began last."""
         if arguments:
             gains.calls.append(ToolCallDelta(index=self.num_calls - 1, arguments=arguments))

@@ -157,7 +157,7 @@ async def test_what_takes_long_takes_no_place_from_what_does_not() -> None:
         assert ended.index("quick 8") < ended.index("slow 0")
         assert ended.index("slow 2") < ended.index("slow 0")
         assert answers[2].facts["retry_after_s"] > 0  # type: ignore[attr-defined]
-        assert shared._places.num_slow == 0
+        assert shared._slots.num_slow == 0
         num_before = shared.num_compiled
         assert isinstance(await asked("again", endless(2)), InvalidRequest)  # it was not remembered as refused
         assert shared.num_compiled == num_before + 1
@@ -168,7 +168,7 @@ async def test_who_waits_too_long_for_a_place_is_told_to_come_again() -> None:
     async with compiler(**limits) as shared:
         await shared.warm()
         first = asyncio.create_task(shared.compile(endless(0)))
-        while not shared._places._free.locked():  # noqa: ASYNC110
+        while not shared._slots._free.locked():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         with pytest.raises(Overloaded):
             await shared.compile(regex("a"))

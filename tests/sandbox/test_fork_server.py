@@ -19,13 +19,13 @@ def server() -> Iterator[ForkServer]:
     assert server.process is None
 
 
-def asked(server: ForkServer, text: str, *, courtesy_s: float = 10) -> tuple[int, str, bool]:
+def asked(server: ForkServer, text: str, *, slow_after_s: float = 10) -> tuple[int, str, bool]:
     """Which child answered, what, and whether it was lowered in priority."""
     with server.open() as connection:
         process_id = int(connection.recv_bytes())
         connection.send_bytes(text.encode())
-        answer, is_courteous = await_answer(connection, process_id, courtesy_s=courtesy_s, wall_s=10)
-        return process_id, answer.decode(), is_courteous
+        answer, is_slow = await_answer(connection, process_id, slow_after_s=slow_after_s, wall_s=10)
+        return process_id, answer.decode(), is_slow
 
 
 def test_each_piece_of_work_has_a_child_of_its_own(server: ForkServer) -> None:
@@ -42,7 +42,7 @@ def test_a_child_ends_with_its_bounds_and_the_next_one_does_not(server: ForkServ
 
 
 def test_what_takes_longer_than_a_moment_gives_way(server: ForkServer) -> None:
-    assert asked(server, "wait", courtesy_s=0)[1:] == (f"{SLOW_NICENESS}!", True)
+    assert asked(server, "wait", slow_after_s=0)[1:] == (f"{SLOW_NICENESS}!", True)
     assert asked(server, "wait")[1:] == ("0!", False)
 
 

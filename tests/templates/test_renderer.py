@@ -22,7 +22,7 @@ def conversation(content: object) -> Conversation:
 
 @pytest.fixture
 def renderer():
-    limits = TemplateLimits(max_cpu_s=0.2, max_wall_s=20, courtesy_s=10)
+    limits = TemplateLimits(max_cpu_s=0.2, max_wall_s=20, slow_after_s=10)
     renderer = Renderer(Work(template=ENDLESS_ONCE_ASKED, limits=limits))
     yield renderer
     renderer.close()
@@ -43,7 +43,7 @@ def test_a_child_that_was_ended_is_not_used_again_and_the_next_one_renders(rende
 
 
 def test_a_slow_child_runs_at_lower_priority_and_is_not_used_again() -> None:
-    renderer = Renderer(Work(template="{{ messages[0].content }}", limits=TemplateLimits(courtesy_s=0)))
+    renderer = Renderer(Work(template="{{ messages[0].content }}", limits=TemplateLimits(slow_after_s=0)))
     for number in (1, 2):
         assert renderer.render(conversation(number)).text == str(number)
         assert renderer.num_idle <= 1
