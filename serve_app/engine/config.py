@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from serve_app.core.bounded import Amount, Count, PositiveFloat, PositiveInt
-from serve_app.engine.scheduler.turns import Rules
+from serve_app.engine.scheduler.policy import Rules
 
 SPARE_PART = 4
 """One spare place for so many."""

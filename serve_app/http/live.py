@@ -23,9 +23,9 @@ EVENTS = "text/event-stream"
 NO_STORE = [(b"cache-control", b"no-store")]
 PERIOD_S = 1.0
 MAX_LISTENERS = 64
-"""Streams of events at once; each costs a timer and one written body a second, which all of them share."""
+"""Streams of events at once. Each costs a timer; all share one body a second."""
 MAX_EVENTS = 300
-"""Of one stream; who goes on listening asks again."""
+"""Events of one stream; a client that wants more asks again."""
 
 
 class Live:
@@ -62,7 +62,7 @@ class Live:
             scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
 
     def moment(self) -> Moment:
-        """As everything stands now."""
+        """Return how everything stands now."""
         admission = self._admission
         waits = admission.predicted_waits_s
         return Moment(
@@ -113,7 +113,7 @@ class Live:
         await in_time(exchange.end_stream(b""), self._max_stall_s)
 
     def _event(self) -> bytes:
-        """One for all who listen, written anew once it is half a period old."""
+        """Return the body that all listeners share, written anew once it is half a period old."""
         now = self._clock()
         if not 0 <= now - self._last_at < self._period_s / 2:
             self._last_event, self._last_at = event(dump(self.moment().body())), now
@@ -126,6 +126,6 @@ def _is_admitted() -> None:
 
 
 def _wants_events(scope: Scope) -> bool:
-    """A client of HTTP/1.0 would get all events in one piece, minutes later."""
+    """Refuse a stream to a client of HTTP/1.0, which would get all events in one piece, minutes later."""
     has_time = scope["method"] == "GET" and scope.get("http_version") != "1.0"
     return has_time and EVENTS in Headers(scope=scope).get("accept", "")

@@ -25,6 +25,7 @@ from serve_app.http.cors import READABLE
 from tests.docs.command_line import command_tree
 from tests.docs.contract import bodies, ignored, names_of
 from tests.docs.docstrings import told_of, told_of_settings
+from tests.docs.laws import held_by, stated
 from tests.docs.markdown import filled, sections_of, table
 from tests.docs.sections import PAGES, REPOSITORY, SECTIONS
 
@@ -278,3 +279,8 @@ def test_what_a_docstring_says_of_fields_is_told_apart() -> None:
 
 def test_a_bar_in_a_cell_ends_no_cell() -> None:
     assert table(["a"], [["x | y"], ["x \\| y"]]).splitlines()[2:] == ["| x \\| y |", "| x \\| y |"]
+
+
+def test_every_law_is_held_by_a_test_and_every_marker_names_a_law() -> None:
+    held = {law for file in (REPOSITORY / "tests").rglob("test_*.py") for law, _ in held_by(file)}
+    assert held == set(stated())
