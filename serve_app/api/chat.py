@@ -142,8 +142,10 @@ class ChatRequest(Conversed, CompletionRequest):
 
     @property
     def tool_use(self) -> Tools:
-        """One text may hold several calls, but one alone where a call is demanded and nothing is said of several: a
-        model that must call and does not know when to end would go on to the end of its context."""
+        """Return what to do with the tools: several calls in one text by default, but one if a call is required.
+
+        A model that must call and does not know when to end would go on to the end of its context.
+        """
         tools = super().tool_use
         if self.parallel_tool_calls is not None:
             return tools
