@@ -21,9 +21,9 @@ BUDGET: Schema = {"type": "number", "minimum": LEAST_BUDGET, "maximum": MOST_BUD
 SCOPES = array({"enum": list(Scope)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Service:
-    """name: as the office of tenants knows it; body, answer: names of schemas; query: what may stand behind `?`"""
+    """name: as the admin service knows it; answer, body: names of schemas; query: what may stand behind `?`"""
 
     name: str
     summary: str
@@ -32,52 +32,27 @@ class Service:
     query: tuple[str, ...] = ()
 
 
+OWN = ("by", "since", "until", "format")
+EVENTS = ("after",)
+_CHANGED = "What was changed, when and by whom"
+_ROTATED = "Make a key in the place of another, which stays valid for a while"
 SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
     {
-        (AdminPath.TENANTS, "GET"): Service(name="list_tenants", summary="List the tenants", answer="TenantList"),
-        (AdminPath.TENANTS, "POST"): Service(
-            name="add_tenant", summary="Add a tenant", answer="Tenant", body="NewTenant"
-        ),
-        (AdminPath.TENANTS, "PUT"): Service(
-            name="apply_tenants", summary="Let these be all tenants", answer="Difference", body="AllTenants"
-        ),
-        (AdminPath.TENANT, "GET"): Service(name="show_tenant", summary="One tenant", answer="Tenant"),
-        (AdminPath.TENANT, "PATCH"): Service(
-            name="set_tenant", summary="Change fields of a tenant", answer="Tenant", body="TenantChange"
-        ),
-        (AdminPath.TENANT, "DELETE"): Service(
-            name="remove_tenant", summary="Remove a tenant with its keys", answer="Removed"
-        ),
-        (AdminPath.KEYS, "GET"): Service(
-            name="list_keys", summary="List keys, none of which can be read", answer="KeyList", query=("tenant",)
-        ),
-        (AdminPath.KEYS, "POST"): Service(
-            name="create_key", summary="Make a key, which is shown this once", answer="ShownKey", body="NewKey"
-        ),
-        (AdminPath.KEY, "DELETE"): Service(name="revoke_key", summary="Let a key be good for nothing", answer="Key"),
-        (AdminPath.ROTATION, "POST"): Service(
-            name="rotate_key",
-            summary="Make a key in the place of another, which is good for a while longer",
-            answer="ShownKey",
-            body="Rotation",
-        ),
-        (AdminPath.EVENTS, "GET"): Service(
-            name="list_events", summary="What was changed, when and by whom", answer="EventList", query=("after",)
-        ),
-        (AdminPath.USAGE, "GET"): Service(
-            name="show_usage",
-            summary="Who used what",
-            answer="UsageList",
-            query=("by", "tenant", "since", "until", "format"),
-        ),
-        (AdminPath.OWN_USAGE, "GET"): Service(
-            name="show_usage",
-            summary="What the tenant of the key used",
-            answer="UsageList",
-            query=("by", "since", "until", "format"),
-        ),
+        (AdminPath.TENANTS, "GET"): Service("list_tenants", "List the tenants", "TenantList"),
+        (AdminPath.TENANTS, "POST"): Service("add_tenant", "Add a tenant", "Tenant", "NewTenant"),
+        (AdminPath.TENANTS, "PUT"): Service("apply_tenants", "Let these be all tenants", "Difference", "AllTenants"),
+        (AdminPath.TENANT, "GET"): Service("show_tenant", "One tenant", "Tenant"),
+        (AdminPath.TENANT, "PATCH"): Service("set_tenant", "Change fields of a tenant", "Tenant", "TenantChange"),
+        (AdminPath.TENANT, "DELETE"): Service("remove_tenant", "Remove a tenant with its keys", "Removed"),
+        (AdminPath.KEYS, "GET"): Service("list_keys", "List keys without their secrets", "KeyList", query=("tenant",)),
+        (AdminPath.KEYS, "POST"): Service("create_key", "Make a key, which is shown this once", "ShownKey", "NewKey"),
+        (AdminPath.KEY, "DELETE"): Service("revoke_key", "Revoke a key", "Key"),
+        (AdminPath.ROTATION, "POST"): Service("rotate_key", _ROTATED, "ShownKey", "Rotation"),
+        (AdminPath.EVENTS, "GET"): Service("list_events", _CHANGED, "EventList", query=EVENTS),
+        (AdminPath.USAGE, "GET"): Service("show_usage", "Who used what", "UsageList", query=("tenant", *OWN)),
+        (AdminPath.OWN_USAGE, "GET"): Service("show_usage", "What the key's tenant used", "UsageList", query=OWN),
     }
-)
+)  # fmt: skip
 
 LIMITS: Mapping[str, Schema] = MappingProxyType(
     {
@@ -118,7 +93,7 @@ EVENT: Mapping[str, Schema] = MappingProxyType(
 
 
 def _closed(required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> Schema:
-    """A body: what it does not know is refused."""
+    """Return the schema of a body that refuses unknown members."""
     return {**record(required, optional=optional), "additionalProperties": False}
 
 

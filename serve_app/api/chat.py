@@ -62,7 +62,7 @@ class Conversed(BaseModel):
 
 
 def conversation_of(conversed: Conversed, card: ModelCard, *, tools: Sequence[Tool] = ()) -> Conversation:
-    """Everything that this model's template is given.
+    """Return everything that this model's chat template gets.
 
     Raises UnsupportedParameter for parts of a kind that the template does not know, and for tools that nothing shows.
     """
@@ -91,13 +91,13 @@ def conversation_of(conversed: Conversed, card: ModelCard, *, tools: Sequence[To
 
 
 def _effort(conversed: Conversed) -> dict[str, Any]:
-    """The variables that were given, and what an effort says; of the same name it counts more, as in vLLM."""
+    """Return the variables that were sent and what the effort sets; as in vLLM, the effort wins for the same name."""
     given, effort = conversed.chat_template_kwargs, conversed.reasoning_effort
     return given if effort is None else {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
 
 
 def check_continuation(members: Mapping[str, Any]) -> None:
-    """A message that is gone on with is an assistant's, and no answer to it begins. Raises InvalidRequest.
+    """Check that a message to continue is an assistant's and that no answer to it begins. Raises InvalidRequest.
 
     members: as they were sent, the messages as they were read
     """
@@ -113,7 +113,7 @@ def check_continuation(members: Mapping[str, Any]) -> None:
 
 
 def _as_known(message: dict[str, Any], template: str) -> dict[str, Any]:
-    """Of images no more than their places; a developer is the system to a template that knows none."""
+    """Return the message with images as placeholders, and `developer` as `system` for a template without it."""
     for part in parts_of(message):
         if part["type"] not in READ_PARTS and part["type"] not in template:
             must = "be of a type that the model's chat template knows, as text"
@@ -142,8 +142,10 @@ class ChatRequest(Conversed, CompletionRequest):
 
     @property
     def tool_use(self) -> Tools:
-        """One text may hold several calls, but one alone where a call is demanded and nothing is said of several: a
-        model that must call and does not know when to end would go on to the end of its context."""
+        """Return what to do with the tools: several calls in one text by default, but one if a call is required.
+
+        A model that must call and does not know when to end would go on to the end of its context.
+        """
         tools = super().tool_use
         if self.parallel_tool_calls is not None:
             return tools
@@ -157,7 +159,7 @@ class ChatRequest(Conversed, CompletionRequest):
         return conversation_of(self, card, tools=self.tools_in_prompt)
 
     def unread_by(self, template: str) -> tuple[str, ...]:
-        """What was sent for the template to read, and is not named in it."""
+        """Return the names of what was sent for the template and does not occur in it."""
         effort = (self.effort_name,) if self.reasoning_effort is not None else ()
         return (
             *(name for name in effort if "reasoning_effort" not in template and "enable_thinking" not in template),
@@ -170,7 +172,7 @@ class ChatRequest(Conversed, CompletionRequest):
 
     @property
     def splits_reasoning(self) -> bool:
-        """A demanded call is there from the beginning of the text."""
+        """Whether reasoning is told apart; a required call begins at the first token and leaves no room for it."""
         return self.separate_reasoning and self.tool_use.choice.mode != "required"
 
 

@@ -57,20 +57,20 @@ class CompletionRequest(
 
     @property
     def samplers_in_order(self) -> tuple[SamplerName, ...]:
-        """What was sent, else every sampler in the order that was wanted or is the dialect's."""
+        """Return the samplers that were sent, else all of them in the order that was asked for or is the dialect's."""
         is_last = self.dialect.temperature_last if self.temperature_last is None else self.temperature_last
         return samplers_in_order(self.samplers, is_temperature_last=is_last)
 
     @property
     def num_candidates(self) -> int:
-        """Completions computed for each prompt."""
+        """Return how many completions are computed for each prompt."""
         if self.best_of is None or self.dialect.best_of is BestOf.RETURNED:
             return self.n
         return self.best_of
 
     @property
     def num_returned(self) -> int:
-        """Completions returned for each prompt."""
+        """Return how many completions are returned for each prompt."""
         if self.best_of is None or self.dialect.best_of is BestOf.CANDIDATES:
             return self.n
         return self.best_of
@@ -87,12 +87,12 @@ class CompletionRequest(
 
     @property
     def num_parts(self) -> int:
-        """Every prompt once for each model, the prompts of the first model first."""
+        """Return the number of parts: every prompt once for each model, those of the first model first."""
         return len(self.models) * len(self.prompts)
 
     @property
     def num_choices(self) -> int:
-        """Completions computed in all."""
+        """Return how many completions are computed in all."""
         return self.num_parts * self.num_candidates
 
     def listed_model_of(self, part: int) -> str | None:
@@ -100,7 +100,7 @@ class CompletionRequest(
         return self.listed[part // len(self.prompts)] if self.listed else None
 
     def images_of(self, part: int) -> tuple[Image, ...]:
-        """Those of a part's prompt."""
+        """Return the images of a part's prompt."""
         return self.prompt_of(part).images
 
     def prompt_of(self, part: int) -> Prompt:
@@ -124,15 +124,15 @@ class CompletionRequest(
 
     @property
     def tools_in_prompt(self) -> tuple[Tool, ...]:
-        """Those that the model is told of before it begins."""
+        """Return the tools that the prompt shows the model."""
         return ()
 
     def conversation(self, card: ModelCard) -> Conversation | None:
-        """What this model's chat template is to make the prompt of; None where there is a prompt."""
+        """Return what this model's chat template renders as the prompt; None if there is a prompt."""
         return None
 
     def unread_by(self, template: str) -> tuple[str, ...]:
-        """Names of what was sent for a chat template, and is not named in this one."""
+        """Return the names of what was sent for a chat template and does not occur in this one."""
         return ()
 
     @property
@@ -141,13 +141,13 @@ class CompletionRequest(
         return False
 
     def lora_path_of(self, prompt_index: int) -> str | None:
-        """The adapter that was named for this prompt beside the model."""
+        """Return the adapter that was named for this prompt beside the model."""
         if isinstance(self.lora_path, tuple):
             return self.lora_path[prompt_index]
         return self.lora_path
 
     def defaults_of(self, recommended: Iterable[tuple[str, float]]) -> dict[str, float]:
-        """Which parameters of those that a model's folder recommends count here: the client sent none of them.
+        """Return the parameters that the model's folder recommends and the client did not send.
 
         A length bounds what a completion of the dialect's own length would be.
         """
@@ -161,5 +161,5 @@ class CompletionRequest(
         return found
 
     def seeded(self) -> Self:
-        """The same with a seed, drawn where none was sent, so that the completion can be asked for again."""
+        """Return the same request with a seed, drawn if none was sent, so that the completion can be repeated."""
         return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbits(SEED_BITS)})

@@ -116,7 +116,7 @@ def _check_adapter_of_each_prompt(sent: Sent) -> None:
 
 
 def _check_constraints(sent: Sent) -> None:
-    """A text follows one of them; what says nothing counts for nothing."""
+    """Refuse a second constraint; an empty one does not count."""
     found = [name for name in CONSTRAINTS if getattr(sent.request, name) is not None]
     if len(found) > 1:
         alone = f'be absent beside "{sent.spelled(found[0])}", as each says what the text has to be'
@@ -124,7 +124,7 @@ def _check_constraints(sent: Sent) -> None:
 
 
 def _check_tools(sent: Sent) -> None:
-    """A call can be demanded only of tools that there are, and of a text that has to be nothing else."""
+    """Refuse a required call without its tools, or beside a constraint on the text."""
     request, choice = sent.request, sent.request.tool_choice
     if choice is None or choice.mode == "none":
         return
@@ -204,7 +204,7 @@ def _check_amount(sent: Sent) -> None:
 
 
 def _check_prediction(sent: Sent) -> None:
-    """As Fireworks has it."""
+    """Refuse `speculation` beside `prediction`, as Fireworks does."""
     if sent.request.prediction is not None and sent.request.speculation is not None:
         must = f'be absent beside "{sent.spelled("prediction")}"'
         raise sent.refused("speculation", must, sent.values["speculation"])
@@ -262,7 +262,7 @@ PREDICTIONS = ("prediction", "speculation")
 
 
 def excluded(terms: Terms, table: Mapping[str, Disposition] = PARAMETERS) -> list[Schema]:
-    """What no body of these parameters may match, each with a sentence that says why."""
+    """Return schemas that no body of these parameters may match, each with a sentence that says why."""
     return [each for each in _excluded(terms, table) if table.keys() >= set(each["required"])]
 
 
@@ -291,12 +291,12 @@ def _excluded(terms: Terms, table: Mapping[str, Disposition]) -> list[Schema]:
 
 
 def continued() -> list[Schema]:
-    """Two that say how the prompt of a chat ends."""
+    """Return the schema of two parameters that both say how a chat's prompt ends."""
     return [_together("One of them ends the prompt.", {"continue_final_message": TRUE, "add_generation_prompt": TRUE})]
 
 
 def _together(why: str, sent: Mapping[str, Schema], besides: Mapping[str, Schema] | None = None) -> Schema:
-    """Bodies with all of `sent`, in which what is there of `besides` is as described."""
+    """Return the schema of bodies with all of `sent` whose members in `besides` are as described, if present."""
     return {"description": why, "required": list(sent), "properties": {**sent, **(besides or {})}}
 
 
@@ -309,7 +309,7 @@ def _ranked_streams(terms: Terms) -> list[Schema]:
 
 
 def _constraints(terms: Terms) -> list[Schema]:
-    """Two that say what the text has to be, unless what is sent besides overrules one of them."""
+    """Return the pairs of constraints that contradict each other, unless the dialect lets one overrule the other."""
     overruled = terms.dialect.overruled_constraints
     return [
         _together(
@@ -324,7 +324,7 @@ def _constraints(terms: Terms) -> list[Schema]:
 
 
 def _spelled(name: str) -> list[str]:
-    """Every name of a parameter."""
+    """Return every name of a parameter."""
     return [name, *(other for other, each in PARAMETERS.items() if isinstance(each, Renamed) and each.to == name)]
 
 
@@ -335,7 +335,7 @@ def _demanded_calls() -> list[Schema]:
 
 
 def _free(name: str) -> Schema:
-    """Of values that leave the text free."""
+    """Return the schema of values that do not constrain the text."""
     match name:
         case "response_format":
             text: Schema = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
@@ -347,7 +347,7 @@ def _free(name: str) -> Schema:
 
 
 def _flags_that_differ(table: Mapping[str, Disposition]) -> list[Schema]:
-    """Two names of one flag, of which one is true and the other false."""
+    """Return the schemas of two names of one flag with different values."""
     pairs = [
         (name, each.to) for name, each in table.items() if isinstance(each, Renamed) and form_of(name, table) is FLAG
     ]

@@ -114,13 +114,13 @@ class Dialect:
 
     @property
     def least_max_tokens(self) -> int:
-        """The lower end of `max_tokens`; a dialect that takes -1 takes 0, too."""
+        """Return the least `max_tokens`; a dialect that takes -1 takes 0, too."""
         if self.takes_unlimited_tokens:
             return UNLIMITED
         return 0 if self.takes_zero_tokens else 1
 
     def status_of(self, *, status: int, code: str) -> int:
-        """The HTTP status of an error in this dialect."""
+        """Return the HTTP status of an error in this dialect."""
         return self.statuses.get(code, self.statuses.get(str(status), status))
 
 
@@ -233,7 +233,7 @@ DIALECTS: Mapping[str, Dialect] = MappingProxyType(
 
 
 def dialect_named(name: str) -> Dialect:
-    """The dialect that a client asked for by header, in any case. Raises InvalidRequest."""
+    """Return the dialect that a client named in the header, in any case. Raises InvalidRequest."""
     dialect = DIALECTS.get(name.strip().lower())
     if dialect is None:
         raise InvalidRequest.refusing(HEADER, must=f"be one of {', '.join(DIALECTS)}", found=shown(name))
@@ -257,19 +257,19 @@ def error_status(error: ServeError, dialect: Dialect = UNION) -> int:
 
 
 def error_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]:
-    """The error as a whole response."""
+    """Return the error as a whole response."""
     return SHAPES[dialect.error_shape](error, error_status(error, dialect))
 
 
 def error_event_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]:
-    """The error in a stream, where every dialect wraps it."""
+    """Return the error as an event of a stream, where every dialect wraps it."""
     is_wrapped = dialect.error_shape in (ErrorShape.OPENAI, ErrorShape.VLLM)
     shape = SHAPES[dialect.error_shape] if is_wrapped else _nested
     return shape(error, error_status(error, dialect))
 
 
 def _nested(error: ServeError, status: int) -> dict[str, object]:
-    """OpenAI's four keys, a code for machines, and the error's facts."""
+    """Return OpenAI's four keys, a code for machines, and the error's facts."""
     return {
         "error": {
             **error.facts,
@@ -283,14 +283,14 @@ def _nested(error: ServeError, status: int) -> dict[str, object]:
 
 
 def _openai(error: ServeError, status: int) -> dict[str, object]:
-    """OpenAI's own: `code` is the word."""
+    """Return OpenAI's own form, in which `code` is a word."""
     body = _nested(error, status)["error"]
     assert isinstance(body, dict)
     return {"error": body | {"code": error.code}}
 
 
 def _vllm(error: ServeError, status: int) -> dict[str, object]:
-    """vLLM's own: `type` is the name of a class, as in SGLang."""
+    """Return vLLM's own form, in which `type` is the name of a class, as in SGLang."""
     body = _nested(error, status)["error"]
     assert isinstance(body, dict)
     return {"error": body | {"type": _class_of(status)}}

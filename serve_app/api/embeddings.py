@@ -104,7 +104,7 @@ class EmbeddingRequest(CompletionRequest):
 def read_embeddings(
     members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
 ) -> EmbeddingRequest:
-    """The request that these members of a JSON object make.
+    """Return the request that these members of a JSON object make.
 
     model: asked where none was sent
 
@@ -129,7 +129,7 @@ def read_embeddings(
 
 
 def embeddings_body(request: EmbeddingRequest, recordings: Sequence[Recording], *, usage: Usage) -> dict[str, object]:
-    """To write vectors as numbers takes a while: not on an event loop."""
+    """Return the answer's body. Writing vectors as numbers takes a while, so call this off the event loop."""
     show = _base64 if request.is_base64 else _numbers
     counts: dict[str, object] = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
     if usage.truncated_tokens:

@@ -33,7 +33,7 @@ def shown(value: object) -> str:
 
 
 def _brief(value: object) -> str:
-    """Like `shown`, but a container inside a container is only named."""
+    """Return what `shown` returns, but only name a container inside a container."""
     match value:
         case list():
             return "[…]" if value else "[]"
@@ -70,7 +70,7 @@ def _num_edits(name: str, other: str) -> int:
 
 
 def _distance(left: str, right: str, *, at_most: int) -> int | None:
-    """Letters left out, put in, exchanged, or swapped with their neighbour (Damerau); None where it takes more."""
+    """Return the Damerau-Levenshtein distance; None if it is more than `at_most`."""
     if abs(len(left) - len(right)) > at_most:
         return None
     missing, surplus = Counter(left) - Counter(right), Counter(right) - Counter(left)

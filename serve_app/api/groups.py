@@ -35,8 +35,8 @@ from serve_app.api.forms.form import (
 )
 from serve_app.api.forms.images import Images
 from serve_app.api.forms.messages import Choice, ToolList
-from serve_app.api.forms.names import AdapterName, AdapterNames, AdapterScales, ModelNames, Samplers
-from serve_app.api.forms.prompts import AllowedIds, LogitBias, Prediction, Prompts, Speculation, TokenIds
+from serve_app.api.forms.names import ADAPTER, AdapterNames, AdapterScales, ModelNames, Samplers
+from serve_app.api.forms.prompts import ALLOWED_IDS, STOP_IDS, LogitBias, Prediction, Prompts, Speculation
 from serve_app.api.limits import INT32_MAX, INT64_MAX
 from serve_app.core.prompt import Image, Infill, Prompt, SuffixMode
 from serve_app.core.request import DRY_ALLOWED_LENGTH, DRY_BASE, Constraint, SamplerName
@@ -107,7 +107,7 @@ class Calling(BaseModel):
 
     @property
     def tool_use(self) -> Tools:
-        """What is to be done with the tools; nothing without any."""
+        """Return what to do with the tools."""
         is_parallel = self.calls_in_parallel if self.parallel_tool_calls is None else self.parallel_tool_calls
         choice = self.tool_choice or ToolChoice(mode="auto")
         return Tools(sent=self.tools, choice=choice, is_parallel=is_parallel) if self.tools else Tools()
@@ -138,7 +138,7 @@ class Held(BaseModel):
 
     @property
     def constraint(self) -> Constraint | None:
-        """What the text has to be; None is any text."""
+        """Return what the text has to be; None is any text."""
         sources = (getattr(self, name) for name in Held.model_fields)
         return next((source for source in sources if source is not None), None)
 
@@ -157,7 +157,7 @@ class Predicted(BaseModel):
 
     @property
     def expected(self) -> str | tuple[int, ...]:
-        """Text or token ids; empty where nothing is expected."""
+        """Return the expected text or token ids; empty if nothing is expected."""
         return self.prediction or self.speculation or ""
 
 
@@ -274,7 +274,7 @@ class Sampling(BaseModel):
     ] = ()
     allowed_token_ids: Annotated[
         tuple[int, ...] | None,
-        Parameter(AllowedIds(), "Only these tokens are drawn, the end of text among them or never."),
+        Parameter(ALLOWED_IDS, "Only these tokens are drawn, the end of text among them or never."),
     ] = None
     bad_words: Annotated[
         tuple[str, ...], Parameter(WORDS, "The last token of each is not drawn behind the tokens before it.")
@@ -311,7 +311,7 @@ class Stopping(BaseModel):
     """Strings, tokens and patterns that end a text."""
 
     stop: Annotated[tuple[str, ...], Parameter(STOPS, "Ends the text before the first of these strings.")] = ()
-    stop_token_ids: Annotated[tuple[int, ...], Parameter(TokenIds(), "Ends the text at any of these tokens.")] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Parameter(STOP_IDS, "Ends the text at any of these tokens.")] = ()
     stop_regex: Annotated[
         tuple[str, ...], Parameter(PATTERNS, "Ends the text where one of these patterns matches.")
     ] = ()
@@ -388,7 +388,7 @@ class Target(BaseModel):
         Parameter(AdapterScales(), "Adapters of the model by their numbers at /lora-adapters, and how much of each."),
     ] = ()
     adapter: Annotated[
-        str | None, Parameter(AdapterName(), "An adapter of the model, which must not select another one.")
+        str | None, Parameter(ADAPTER, "An adapter of the model, which must not select another one.")
     ] = None
     user: Annotated[
         str | None, Parameter(Text(), "Names the end user in the service's log; the completion is the same.")
@@ -405,19 +405,19 @@ class Target(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _join(cls, values: Any) -> Any:
-        """A list of models is kept as it was sent beside the name that it has in the response."""
+        """Keep a list of models as it was sent, beside the name that it has in the response."""
         if isinstance(values, dict) and isinstance(values.get("model"), tuple):
             return {**values, "model": ",".join(values["model"]), "listed": values["model"]}
         return values
 
     @property
     def scales(self) -> Mapping[int, float]:
-        """What `lora` switches on, by number; of a number that comes twice the last scale counts."""
+        """Return the scales that `lora` sets, by adapter number; the last one counts."""
         return {number: scale for number, scale in dict(self.lora).items() if scale}
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every name that answers."""
+        """Return every model name that answers."""
         return self.listed or (self.model,)
 
 

@@ -40,7 +40,7 @@ INTERNAL = frozenset(
 def dialects_body(
     *, default: Dialect, of_models: Mapping[str, str], limits: WireLimits = DEFAULT_LIMITS
 ) -> dict[str, object]:
-    """Every dialect with its effective defaults, its meanings, and the disposition of each parameter.
+    """Return every dialect with its effective defaults, its meanings, and the disposition of each parameter.
 
     default: of the service;  of_models: by base, where a model has one of its own
     """
@@ -54,7 +54,7 @@ def dialects_body(
 
 
 def effective_defaults(dialect: Dialect) -> dict[str, object]:
-    """What a parameter is where it was not sent, in this dialect."""
+    """Return the value of each parameter that was not sent, in this dialect."""
     own = CompletionRequest.model_fields
     defaults = {name: each.get_default() for name, each in own.items() if name not in INTERNAL}
     defaults["stream_options"] = defaults["stream_options"].model_dump()
@@ -76,7 +76,7 @@ def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
 
 
 def _chat_body(dialect: Dialect, terms: Terms) -> dict[str, object]:
-    """What is otherwise at /v1/chat/completions."""
+    """Return what differs at /v1/chat/completions."""
     own = {name: each.get_default() for name, each in Conversed.model_fields.items() if name not in INTERNAL}
     others = {name: dialect.defaults.get(name, value) for name, value in CHAT_DEFAULTS.items()}
     table = {name: each for name, each in CHAT_PARAMETERS.items() if each != PARAMETERS.get(name)}
@@ -102,7 +102,7 @@ def _disposition_body(disposition: Disposition, terms: Terms) -> dict[str, objec
 
 
 def _plain(value: object) -> object:
-    """A value as JSON has it."""
+    """Return a value as JSON has it."""
     if isinstance(value, StrEnum):
         return value.value
     return list(value) if isinstance(value, tuple) else value
@@ -159,7 +159,7 @@ def mix_entry(card: ModelCard, mix: ModelRef) -> ModelEntry:
 
 
 def tokenizer_body(card: ModelCard) -> dict[str, object]:
-    """What vLLM says of a model's tokenizer; of the usual special tokens those that it does not have are null."""
+    """Return what vLLM says of a model's tokenizer; usual special tokens that it does not have are null."""
     return {
         "tokenizer_class": card.tokenizer.kind,
         "model_max_length": card.max_model_len,

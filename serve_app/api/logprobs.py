@@ -63,7 +63,7 @@ def finite(logprob: float) -> float:
 
 
 def ranked_body(entries: Iterable[TokenLogprob], num_top: int) -> list[dict[str, object] | None]:
-    """vLLM's `prompt_logprobs`: at each position its own token and the likeliest by id; null where nothing predicts."""
+    """Return vLLM's `prompt_logprobs`: its own token and the likeliest by id at each position; null at the first."""
     return [None if entry.logprob is None else _ranked(entry, entry.logprob, num_top) for entry in entries]
 
 
@@ -112,7 +112,7 @@ class ShownRecording:
     is_flat: bool = False
 
     def members(self) -> dict[str, object]:
-        """What a choice has of it. To write a million numbers takes a quarter of a second: not on an event loop."""
+        """Return a choice's members. A million numbers take a quarter of a second, so call this off the event loop."""
         found = self.recording
         members: dict[str, object] = {}
         if found.num_states:
@@ -127,14 +127,14 @@ class ShownRecording:
 
 
 def state_rows(recording: Recording) -> list[str]:
-    """Each state as a JSON list of numbers."""
+    """Return each state as a JSON list of numbers."""
     data = recording.hidden_states
     size = len(data) // recording.num_states
     return [numbers_text(data[first : first + size]) for first in range(0, len(data), size)]
 
 
 def numbers_text(data: bytes) -> str:
-    """Float32 as a JSON list; each is read as the same float32."""
+    """Return float32 as a JSON list; each number reads back as the same float32."""
     numbers = array("f")
     numbers.frombytes(data)
     if sys.byteorder == "big":
@@ -143,5 +143,5 @@ def numbers_text(data: bytes) -> str:
 
 
 def experts_text(recording: Recording) -> str:
-    """Base64 of the array."""
+    """Return base64 of the array."""
     return base64.b64encode(recording.experts).decode("ascii")

@@ -49,7 +49,7 @@ MISSING = object()
 
 
 def chosen_fields(result: Mapping[str, object], paths: Sequence[str]) -> dict[str, object]:
-    """What of a result was asked for, each field by its path; what it does not have is left out."""
+    """Return the fields of a result that were asked for, by path; missing ones are left out."""
     if not paths:
         return dict(result)
     found = {}
@@ -63,7 +63,7 @@ def chosen_fields(result: Mapping[str, object], paths: Sequence[str]) -> dict[st
 
 
 def native_settings(request: CompletionRequest) -> dict[str, object]:
-    """What a request was carried out with."""
+    """Return the settings that a request ran with."""
     return {
         **_settings(request.model_dump(), request.samplers_in_order),
         "grammar": request.grammar.source if request.grammar is not None and request.grammar.kind == "gbnf" else "",
@@ -73,7 +73,7 @@ def native_settings(request: CompletionRequest) -> dict[str, object]:
 
 
 def native_defaults() -> dict[str, object]:
-    """What a request that says nothing is carried out with."""
+    """Return the settings of a request that sends none."""
     return {
         **_settings(
             effective_defaults(LLAMA_CPP), samplers_in_order(None, is_temperature_last=LLAMA_CPP.temperature_last)
@@ -105,7 +105,7 @@ def _as_list(value: object) -> list[object]:
 
 
 def props_body(card: ModelCard) -> dict[str, object]:
-    """What llama.cpp says of the model of a server. Nothing here can be changed by POST."""
+    """Return what llama.cpp tells of a server's model. POST cannot change any of it."""
     return {
         "default_generation_settings": {"n_ctx": card.max_model_len, "params": native_defaults()},
         "model_alias": card.name,
@@ -194,7 +194,7 @@ CUTS_BY_ITSELF: Mapping[str, object] = MappingProxyType({"truncate_sequence": Tr
 def read_infill(
     members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
 ) -> CompletionRequest:
-    """The request that these members of a JSON object make.
+    """Return the request that these members of a JSON object make.
 
     model: asked where none was sent
 
@@ -222,7 +222,7 @@ def read_infill(
 
 
 def _body(values: Mapping[str, Any]) -> Body[CompletionRequest]:
-    """Of a completion whose prompt was read already. What does not fit is cut unless that is refused."""
+    """Return the kind of body whose prompt was read; what does not fit is cut unless the client refuses that."""
     gap = Infill(suffix=values["input_suffix"], opening=values.get("prompt", ""), files=values.get("input_extra", ()))
     given = {"prompts": (Prompt(parts=(values["input_prefix"],)),), "gap": gap, **CUTS_BY_ITSELF}
     return Body(request=CompletionRequest, table=NATIVE.table, required=("model",), defaults=given)

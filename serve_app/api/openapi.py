@@ -162,7 +162,7 @@ def _explain() -> dict[str, Any]:
 
 
 def _event(chunk: str, *, has_end: bool) -> Schema:
-    """One event of a stream: a chunk, an error after which nothing comes, or the end.
+    """Return the schema of a stream's event: a chunk, an error after which nothing comes, or the end.
 
     `itemSchema` is a word of OpenAPI 3.2 that readers of 3.1 ignore, as they would any they do not know.
     """
@@ -242,7 +242,7 @@ def _json(name: str) -> dict[str, Any]:
 
 
 def _infill(terms: Terms) -> Schema:
-    """A native body whose prompt is a gap."""
+    """Return the schema of a native body whose prompt is a gap."""
     schema = native_schema(terms)
     others = {name: each for name, each in schema["properties"].items() if name not in NEEDLESS}
     own = _properties(INFILL, terms, asked=ASKED)["properties"]
@@ -263,7 +263,7 @@ def _tokenize(terms: Terms) -> Schema:
 
 
 def _one_of(name: str) -> Schema:
-    """What is cut into tokens under this name, and nothing under the others."""
+    """Return the schema of a body with a text under this name and nothing under the others."""
     others = [other for other in TEXT_NAMES if other != name]
     return {"required": [name], "properties": {name: {"not": NOTHING}, **dict.fromkeys(others, NOTHING)}}
 
@@ -273,12 +273,12 @@ def _apply_template(terms: Terms) -> Schema:
 
 
 def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Schema:
-    """A body that is read by a table; one of its members is required."""
+    """Return the schema of a body that is read by a table; one of its members is required."""
     return {"type": "object", "required": [asked], **_properties(table, terms, asked=(asked,))}
 
 
 def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
-    """Whatever is not asked for may be null."""
+    """Return the schemas of members; all but those asked for may be null."""
     schemas = {name: parameter.form.schema(terms) for name, parameter in table.items()}
     return {
         "properties": {
@@ -317,7 +317,7 @@ FAILURES = {
 
 
 def with_keys(document: dict[str, Any]) -> dict[str, Any]:
-    """The description of the same service with a door."""
+    """Return the description of the same service where it asks for keys."""
     paths: dict[str, Any] = {
         path: {method: {**each, **_guarded(path, each["responses"])} for method, each in operations.items()}
         for path, operations in document["paths"].items()
@@ -371,17 +371,17 @@ UNKNOWN_NAMES = (
 
 
 def completion_schema(terms: Terms) -> Schema:
-    """The body of POST /v1/completions in one dialect."""
+    """Return the schema of POST /v1/completions in one dialect."""
     return _body_schema(COMPLETION, terms)
 
 
 def chat_schema(terms: Terms) -> Schema:
-    """The body of POST /v1/chat/completions in one dialect."""
+    """Return the schema of POST /v1/chat/completions in one dialect."""
     return _body_schema(CHAT, terms)
 
 
 def responses_schema(terms: Terms) -> Schema:
-    """The body of POST /v1/responses in one dialect."""
+    """Return the schema of POST /v1/responses in one dialect."""
     return _body_schema(RESPONSES, terms)
 
 
@@ -410,7 +410,7 @@ def native_schema(terms: Terms) -> Schema:
 
 
 def with_optional_model(schema: Schema) -> Schema:
-    """The same where `model` may be left out."""
+    """Return the same schema with an optional `model`."""
     model = dict(schema["properties"]["model"])
     about = {"description": model.pop("description")}
     properties = {**schema["properties"], "model": {**nullable(model), **about}}
@@ -418,7 +418,7 @@ def with_optional_model(schema: Schema) -> Schema:
 
 
 def _options(terms: Terms) -> Schema:
-    """The object of `stream_options`."""
+    """Return the schema of `stream_options`."""
     return {
         "type": "object",
         "properties": {name: _option(each) for name, each in STREAM_OPTIONS.items()},
@@ -450,7 +450,7 @@ def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:
 
 
 def _value_schema(name: str, kind: Body[Any], terms: Terms) -> Schema:
-    """What may be sent under a parameter's own name; null is the default everywhere but in what is required."""
+    """Return the schema of a parameter's own name; null means the default unless the parameter is required."""
     schema = form_of(name, kind.table).schema(terms)
     if name in kind.required:
         return schema
@@ -458,7 +458,7 @@ def _value_schema(name: str, kind: Body[Any], terms: Terms) -> Schema:
 
 
 def _renamed_schema(name: str, disposition: Renamed, kind: Body[Any], terms: Terms) -> Schema:
-    """What may be sent under another name; one that does more than the parameter does so only where it is sent."""
+    """Return the schema of another name of a parameter."""
     values = [*_forms(form_of(name, kind.table).schema(terms)), *({"const": value} for value in disposition.absent)]
     return {**nullable(*values), "default": None if disposition.besides else _default(disposition.to, kind, terms)}
 

@@ -167,7 +167,7 @@ OTHER_NAMES: Mapping[str, Renamed] = MappingProxyType(
 
 
 def declared(model: type[BaseModel]) -> dict[str, Parameter]:
-    """The parameters in the annotations of a model's fields, by their names on the wire."""
+    """Return the parameters in the annotations of a model's fields, by their names on the wire."""
     return {
         each.name or field_name: each
         for field_name, field in model.model_fields.items()
@@ -194,7 +194,7 @@ STREAM_OPTIONS: Mapping[str, Disposition] = MappingProxyType(
 
 
 def form_of(name: str, table: Mapping[str, Disposition] = PARAMETERS) -> Form:
-    """Of the values that are taken under this name."""
+    """Return the form of the values that this name takes."""
     match table[name]:
         case Carried(parameter):
             return parameter.form
@@ -275,7 +275,7 @@ def _has_own_form(disposition: Disposition | None) -> bool:
 
 
 def is_same(left: object, right: object) -> bool:
-    """JSON equality: numbers by value, but a boolean is never a number."""
+    """Return whether two JSON values are equal: numbers by value, but a boolean is never a number."""
     return isinstance(left, bool) == isinstance(right, bool) and left == right
 
 

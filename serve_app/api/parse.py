@@ -81,7 +81,7 @@ def parse_completion(
 
 
 def parse_request(kind: Body[Request], body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> Request:
-    """As `parse_completion`, of any kind of body."""
+    """Read, check and complete any kind of body, as `parse_completion` does."""
     members = read_json_object(body, max_depth=limits.max_depth)
     return read_request(kind, members, limits, dialect=choose_dialect(members.get("model")))
 
@@ -94,7 +94,7 @@ def read_request(
     dialect: Dialect,
     ignored: Sequence[str] = (),
 ) -> Request:
-    """The request that these members of a JSON object make. Raises as `parse_completion`.
+    """Return the request that these members of a JSON object make. Raises as `parse_completion` does.
 
     ignored: what was left out of them before
     """
@@ -122,7 +122,7 @@ def read_request(
 
 
 def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:
-    """What was sent, as the fields of a request hold it; options that are nobody's join the ignored."""
+    """Return what was sent as a request's fields hold it; unknown stream options join the ignored names."""
     values = _read_values(fields, table, terms)
     if "prompt" in values:
         values["prompts"] = _prompts(values, fields, terms)
@@ -141,14 +141,14 @@ def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: 
 
 
 def _prompts(values: dict[str, object], fields: Fields, terms: Terms) -> tuple[Prompt, ...]:
-    """The prompts, taken out of the values, with the images in them that were sent beside them."""
+    """Take the prompts out of the values and put the images that came beside them into their places."""
     prompts: Any = values.pop("prompt")
     images: Any = values.get("images", ())
     return illustrated(prompts, images, name=fields.spelled("images"), limits=terms.limits)
 
 
 def _read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:
-    """Each value in its form. Raises InvalidRequest."""
+    """Read each value by its form. Raises InvalidRequest."""
     values = {}
     for name, sent in fields.values.items():
         spelled = fields.spelled(name)
@@ -164,7 +164,7 @@ def _read_options(members: object, terms: Terms) -> Fields:
 
 
 def _without_overruled(members: Mapping[str, object], dialect: Dialect) -> tuple[Mapping[str, object], tuple[str, ...]]:
-    """The members without those names that another name of the same parameter overrules, and these names."""
+    """Return the members without names that another name of the same parameter overrules, and those names."""
     sent = [name for name in dialect.precedence if members.get(name) is not None]
     overruled = tuple(name for name in sent[1:] if not is_same(members[name], members[sent[0]]))
     return {name: value for name, value in members.items() if name not in overruled}, overruled

@@ -43,7 +43,7 @@ class Path(StrEnum):
 
     @property
     def scope(self) -> Scope | None:
-        """What a key has to be for; None where any key will do."""
+        """Return the scope that a key needs; None if any key will do."""
         if self in WATCHING:
             return Scope.METRICS
         return None if self in DESCRIBING else Scope.INFER
@@ -85,5 +85,5 @@ class AdminPath(StrEnum):
 
     @property
     def scope(self) -> Scope | None:
-        """What a key has to be for; None where any key will do."""
+        """Return the scope that a key needs; None if any key will do."""
         return None if self is AdminPath.OWN_USAGE else Scope.ADMIN

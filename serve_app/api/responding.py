@@ -246,7 +246,7 @@ RESPONSES = Body(
 
 
 def read_responses(members: Mapping[str, object], limits: WireLimits, dialect: Dialect) -> ResponsesRequest:
-    """The request that these members of a JSON object make. Raises InvalidRequest."""
+    """Return the request that these members of a JSON object make. Raises InvalidRequest."""
     terms = Terms(limits=limits, dialect=dialect)
     ignored: list[str] = []
     rest = {name: value for name, value in members.items() if value is not None}
@@ -270,7 +270,7 @@ def read_responses(members: Mapping[str, object], limits: WireLimits, dialect: D
 
 
 def _nested(tool: object) -> object:
-    """A function in an object of its own, as chats have it."""
+    """Return a function in an object of its own, as chats have it."""
     if not isinstance(tool, dict) or "function" in tool:
         return tool
     return {"type": "function", "function": {name: each for name, each in tool.items() if name != "type"}}
@@ -300,7 +300,7 @@ def _goes_on(last: Item, found: Item) -> bool:
 
 
 def _message_of(item: object, path: str, value: Value) -> Item:
-    """One item as a message, or as a part of one."""
+    """Return one item as a message, or as a part of one."""
     match item:
         case {"type": "function_call", "call_id": str(call_id), "name": str(name)} if isinstance(item, dict):
             function = {"name": name, "arguments": item.get("arguments")}
@@ -332,7 +332,7 @@ def _texts(parts: object, path: str) -> list[str]:
 
 
 def _content(sent: object, path: str) -> Any:
-    """A content with its parts as chats name them."""
+    """Return a content with its parts as chats name them."""
     if not isinstance(sent, list | tuple):
         return sent
     return [_part(part, f"{path}[{at}]") for at, part in enumerate(sent)]

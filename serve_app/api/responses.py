@@ -113,7 +113,7 @@ def completion_body(
     extras: Mapping[str, object] | None = None,
     kind: str = OBJECT,
 ) -> dict[str, object]:
-    """A whole response. `extras` are the members that a client or its dialect asked for."""
+    """Return a whole response. `extras` are members that a client or its dialect asked for."""
     return {
         **_head_body(head, kind),
         "choices": [choice.body() for choice in choices],
@@ -123,7 +123,7 @@ def completion_body(
 
 
 def usage_body(usage: Usage) -> dict[str, object]:
-    """With what was cut of prompts only where something was, and with what was guessed where something was expected."""
+    """Return the counts of tokens; cut and predicted tokens only if there are any."""
     details = {"cached_tokens": usage.cached_tokens}
     if usage.truncated_tokens:
         details["truncated_tokens"] = usage.truncated_tokens
@@ -146,7 +146,7 @@ def token_counts(prompt_tokens: int, completion_tokens: int) -> dict[str, object
 
 
 def sglext_members(usage: Usage | None, recording: Recording | None) -> dict[str, object]:
-    """SGLang's extension of a response, or nothing where nothing of it was asked for.
+    """Return SGLang's extension of a response, or nothing if nothing of it was asked for.
 
     usage:     where cached tokens are to be told; here they are all on the device
     recording: of the first choice, whose experts stand there
@@ -211,7 +211,7 @@ class ChatChoice:
         return ChatChoice(index=self.index, recording=self.recording, model=self.model)
 
     def body(self) -> dict[str, object]:
-        """As a choice of a whole response."""
+        """Return the choice as a whole response has it."""
         message: dict[str, object] = {"role": ASSISTANT, "content": self.content, "refusal": None}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
@@ -222,7 +222,7 @@ class ChatChoice:
         return {"index": self.index, "message": message, "logprobs": logprobs, **self._besides()}
 
     def chunk(self) -> dict[str, object]:
-        """As what a chunk adds to it."""
+        """Return what a chunk adds to the choice."""
         delta: dict[str, object] = {} if self.role is None else {"role": self.role, "content": ""}
         if self.reasoning:
             delta["reasoning_content"] = self.reasoning
@@ -246,7 +246,7 @@ class ChatChoice:
 
 
 def joined_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
-    """The calls that these deltas make, in their order."""
+    """Return the calls that these deltas make, in their order."""
     calls: list[ToolCall] = []
     for delta in deltas:
         if delta.name is not None:
@@ -257,7 +257,7 @@ def joined_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
 
 
 def one_per_call(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """The same with one delta for each call: clients take the first that they see of a list for all of its calls."""
+    """Return one delta for each call, as clients take the first of a list for the whole call."""
     merged: dict[int, ToolCallDelta] = {}
     for delta in deltas:
         first = merged.setdefault(delta.index, delta)
@@ -267,7 +267,7 @@ def one_per_call(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, object]:
-    """One object per token, with its bytes and with the likeliest at its place."""
+    """Return one object per token, with its bytes and the likeliest tokens at its place."""
     content = [
         {
             **_scored(entry.text, entry.logprob),
@@ -307,22 +307,22 @@ class ChunkWriter(Generic[Chosen]):
         )
 
     def choice(self, choice: Chosen, extras: Mapping[str, object] | None = None) -> bytes:
-        """What one choice gained; `extras` are further members of the chunk, such as `usage`."""
+        """Return the chunk of what one choice gained; `extras` are further members, such as `usage`."""
         return f"{self._prefix}{self._write(choice)}]{_members(extras)}}}\n\n".encode()
 
     def around(self, choice: Chosen, extras: Mapping[str, object] | None = None) -> tuple[bytes, bytes]:
-        """What stands before and behind the text of such a choice; choice: its text is `TEXT_MARK`"""
+        """Return what stands before and after the text of a choice whose text is `TEXT_MARK`."""
         chunk = self.choice(choice, extras)
         at = chunk.index(TEXT_MARK_AS_JSON, len(self._prefix))  # the model in front may have any name
         return chunk[:at], chunk[at + len(TEXT_MARK_AS_JSON) :]
 
     def bare(self, extras: Mapping[str, object]) -> bytes:
-        """A chunk without choices."""
+        """Return a chunk without choices."""
         return f"{self._prefix}]{_members(extras)}}}\n\n".encode()
 
 
 def written_choice(choice: Choice) -> str:
-    """What a chunk adds to a choice of a completion."""
+    """Return what a chunk adds to a choice of a completion."""
     logprobs = "null" if choice.logprobs is None else dump(choice.logprobs.body())
     reason = "null" if choice.finish_reason is None else f'"{choice.finish_reason.value}"'
     matched = "null" if choice.matched_stop is None else json.dumps(choice.matched_stop)
@@ -333,12 +333,12 @@ def written_choice(choice: Choice) -> str:
 
 
 def written_message(choice: ChatChoice) -> str:
-    """What a chunk adds to a choice of a chat."""
+    """Return what a chunk adds to a choice of a chat."""
     return dump(choice.chunk())
 
 
 def _members(members: Mapping[str, object] | None) -> str:
-    """Further members of an object that is not empty."""
+    """Return further members of an object that is not empty."""
     return "," + dump(members)[1:-1] if members else ""
 
 
@@ -366,7 +366,7 @@ class Timings:
 
 
 def _phase(name: str, num_tokens: int, seconds: float) -> dict[str, object]:
-    """Milliseconds in all and per token, and the rate; 0 where there was nothing to divide by."""
+    """Return milliseconds in all and per token, and the rate; 0 if there was nothing to divide by."""
     return {
         f"{name}_ms": round(1000 * seconds, 3),
         f"{name}_per_token_ms": round(1000 * seconds / num_tokens, 3) if num_tokens else 0.0,
@@ -385,7 +385,7 @@ MAX_NAMES_CHARS = 1000
 
 
 def response_headers(request: CompletionRequest, usage: Usage | None = None) -> list[tuple[bytes, bytes]]:
-    """What is known by now; `usage` is None before anything was computed."""
+    """Return the headers that are known by now; `usage` is None before anything was computed."""
     headers = []
     if request.ignored_parameters:
         headers.append((IGNORED, ignored_names(request.ignored_parameters)))
@@ -403,7 +403,7 @@ def response_headers(request: CompletionRequest, usage: Usage | None = None) -> 
 
 
 def ignored_names(names: tuple[str, ...]) -> str:
-    """The names in ASCII, percent-encoded where needed, each shortened, and `+n` for those that find no place."""
+    """Return the names in ASCII, percent-encoded and shortened, and `+n` for those beyond the limit."""
     shown: list[str] = []
     num_chars = 0
     for name in names:

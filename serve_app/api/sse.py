@@ -13,27 +13,27 @@ SEPARATORS = (",", ":")
 
 
 def event(payload: str, *, kind: str = "") -> bytes:
-    """One event. The payload is a single line, as JSON is when written without indentation."""
+    """Return one event. The payload is a single line, as JSON is without indentation."""
     return (f"event: {kind}\ndata: {payload}\n\n" if kind else f"data: {payload}\n\n").encode()
 
 
 def comment(text: str) -> bytes:
-    """A line that clients skip; it keeps the connection open."""
+    """Return a line that clients skip; it keeps the connection open."""
     return f": {' '.join(text.split())}\n\n".encode()
 
 
 def error_event(body: dict[str, object]) -> bytes:
-    """An error after the first byte."""
+    """Return the event of an error after the first byte."""
     return event(dump(body))
 
 
 def dump_text(text: str) -> bytes:
-    """As `dump`, of a string."""
+    """Return what `dump` returns, for a string."""
     return encode_basestring_ascii(text).encode()
 
 
 def dump(value: object) -> str:
-    """Compact JSON in ASCII, which no text can break; a fragment stands where it is met, as it is."""
+    """Return compact JSON in ASCII; a fragment goes in as it is."""
     fragments: list[str] = []
     mark = ""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from serve_app.api.chat import Conversed, check_continuation, conversation_of
 from serve_app.api.forms.form import FLAG, Parameter, Text
-from serve_app.api.forms.prompts import TokenText
+from serve_app.api.forms.prompts import TEXT_IDS
 from serve_app.api.groups import Calling
 from serve_app.api.json_body import read_members
 from serve_app.api.limits import WireLimits
@@ -48,7 +48,7 @@ APPLY_TEMPLATE: Mapping[str, Parameter] = MappingProxyType({"model": MODEL, **CO
 SPECIAL_NAMES = ("add_special", "add_special_tokens")
 """Names of one parameter, of which one may be sent."""
 DETOKENIZE: Mapping[str, Parameter] = MappingProxyType(
-    {"model": MODEL, "tokens": Parameter(TokenText(), "The tokens whose text is asked for.")}
+    {"model": MODEL, "tokens": Parameter(TEXT_IDS, "The tokens whose text is asked for.")}
 )
 
 
@@ -64,13 +64,13 @@ class TokenizeCall:
     tools: tuple[Tool, ...] = ()
 
     def request_to(self, card: ModelCard) -> TokenizeRequest:
-        """What this model is asked."""
+        """Return what this model is asked."""
         if self.conversed is None:
             return self.request
         return replace(self.request, conversation=conversation_of(self.conversed, card, tools=self.tools))
 
     def answer(self, found: Tokenization, *, max_model_len: int) -> dict[str, object]:
-        """llama.cpp's `tokens` with vLLM's `count` and `max_model_len` beside them."""
+        """Return llama.cpp's `tokens` with vLLM's `count` and `max_model_len`."""
         tokens: list[object] = list(found.token_ids)
         if self.has_pieces and found.pieces is not None:
             pieces = zip(found.token_ids, found.pieces, strict=True)
@@ -157,12 +157,12 @@ def parse_detokenize(body: bytes, limits: WireLimits) -> DetokenizeCall:
 
 
 def detokenized(text: str) -> dict[str, object]:
-    """The same under both systems' names."""
+    """Return the text under both systems' names."""
     return {"content": text, "prompt": text}
 
 
 def _piece(piece: bytes) -> str | list[int]:
-    """A token's text, or its bytes where they are no whole characters."""
+    """Return a token's text, or its bytes if they are no whole characters."""
     try:
         return piece.decode("utf-8")
     except UnicodeDecodeError:

@@ -21,7 +21,7 @@ class RaisedBound:
 
 
 def raised_bounds(content: Mapping[str, Any]) -> Iterator[RaisedBound]:
-    """content: of a cluster file of any shape"""
+    """Find the bounds that a cluster file of any shape raises."""
     usual = {**LimitSettings().model_dump(), BODY: RouterSettings().max_body_bytes}
     for config in _user_configs(content):
         limits = config.get("limits")

@@ -19,7 +19,7 @@ PUBLIC_RUNTIME_ENV_KEYS = frozenset(name for name in RuntimeEnv.known_fields if 
 
 
 def unknown_keys(data: Any, schema: type[BaseModel], path: Path) -> Iterator[Finding]:
-    """Every key at or below `path` that no field of the schema has."""
+    """Find every key at or below `path` that no field of the schema has."""
     if not isinstance(data, dict):
         return  # the schema's own validation says what it should have been
     fields = schema.model_fields
@@ -33,7 +33,7 @@ def unknown_keys(data: Any, schema: type[BaseModel], path: Path) -> Iterator[Fin
 
 
 def refused_values(data: Any, schema: type[BaseModel], path: Path) -> Iterator[Finding]:
-    """What the schema's validation reports, unknown keys left out."""
+    """Report what the schema's validation refuses, without unknown keys."""
     try:
         schema.model_validate(data)
     except ValidationError as error:
@@ -48,7 +48,7 @@ def refused_values(data: Any, schema: type[BaseModel], path: Path) -> Iterator[F
 
 
 def refused_open_values(data: Any, schema: type[BaseModel], path: Path) -> Iterator[Finding]:
-    """Values of fields declared `dict | Model`: pydantic takes any dict there, so they are checked on their own."""
+    """Check values of fields declared `dict | Model`, as pydantic takes any dict there."""
     if not isinstance(data, dict):
         return
     for key, value in data.items():
@@ -62,7 +62,7 @@ def refused_open_values(data: Any, schema: type[BaseModel], path: Path) -> Itera
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """A hint to append to a message: the known word that was probably meant."""
+    """Return a hint for a message: the known word that was probably meant."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
@@ -76,7 +76,7 @@ def _keys_outside(data: dict[Any, Any], known: Iterable[str], path: Path) -> Ite
 
 
 def _nested(value: Any, annotation: Any, path: Path) -> Iterator[tuple[Any, Path, type[BaseModel]]]:
-    """(value, path, schema) of every mapping below that the annotation describes by a model."""
+    """Find (value, path, schema) of every mapping below that the annotation describes by a model."""
     for alternative in _alternatives(annotation):
         if isinstance(alternative, type) and issubclass(alternative, BaseModel):
             if isinstance(value, dict):
@@ -103,14 +103,14 @@ def _alternatives(annotation: Any) -> Iterator[Any]:
 
 
 def _is_open(annotation: Any) -> bool:
-    """Does the annotation take any dict, be it inside a list, beside the model it names?"""
+    """Return whether the annotation takes any dict beside the model it names, also inside a list."""
     alternatives = list(_alternatives(annotation))
     inside_lists = [item for each in alternatives if get_origin(each) is list for item in get_args(each)]
     return any(each is dict or get_origin(each) is dict for each in alternatives) or any(map(_is_open, inside_lists))
 
 
 def _real_steps(data: Any, location: tuple[str | int, ...]) -> Path:
-    """The part of pydantic's location that leads through the data; it names union members and missing keys too."""
+    """Return the part of pydantic's location that leads through the data, without union members and missing keys."""
     steps: list[str | int] = []
     for step in location:
         is_there = step in data if isinstance(data, dict) else isinstance(step, int) and isinstance(data, list)

@@ -132,17 +132,17 @@ class EngineConfig:
 
     @property
     def num_spare_places(self) -> int:
-        """For sequences of flows that have less than their share."""
+        """Return the places beyond `max_num_sequences`, for flows that have less than their share."""
         return self.max_num_sequences // SPARE_PART
 
     @property
     def num_places(self) -> int:
-        """Sequences that may be computed together at most."""
+        """Return how many sequences may be computed together at most."""
         return self.max_num_sequences + self.num_spare_places
 
     @property
     def fairness(self) -> Rules:
-        """How flows share this replica."""
+        """Return how flows share this replica."""
         return Rules(
             prefill_weight=self.prefill_weight,
             decode_weight=self.decode_weight,

@@ -154,7 +154,7 @@ def _format_json_object(sent: Mapping[str, object], value: Value) -> Constraint:
 
 
 def _format_json_schema(sent: Mapping[str, object], value: Value) -> Constraint:
-    """The schema in the wrapper of OpenAI, bare in its place, or beside the type."""
+    """Read the schema from OpenAI's wrapper, bare in its place, or beside the type."""
     wrapped = sent.get("json_schema")
     if isinstance(wrapped, dict) and ("schema" in wrapped or isinstance(wrapped.get("name"), str)):
         wrapped = wrapped.get("schema")
@@ -195,7 +195,7 @@ def _schema_constraint(sent: object, value: Value, allowed: str) -> Constraint:
 
 
 def parsed_json(sent: object, value: Value) -> object:
-    """What a string of JSON holds; what is no string is meant itself."""
+    """Return what a string of JSON holds; anything but a string is returned as it is."""
     if not isinstance(sent, str):
         return None if isinstance(sent, bool) else sent
     _check_length(sent, value)
@@ -218,7 +218,7 @@ def _check_length(source: str, value: Value) -> None:
 
 
 def _written(value: Any) -> str:
-    """As short JSON, in the order that was sent, which is the order of the properties in the text."""
+    """Return compact JSON in the order that was sent, which becomes the order of properties in the text."""
     return json.dumps(dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -231,22 +231,22 @@ def _text_of(terms: Terms) -> Schema:
 
 
 def _json_of(terms: Terms) -> Schema:
-    """Of an object, or of JSON of one in a string."""
+    """Return the schema of an object, or of JSON of one in a string."""
     return {"anyOf": [{"type": "object"}, {**_text_of(terms), "contentMediaType": "application/json"}]}
 
 
 def _with(members: Mapping[str, Schema], required: list[str]) -> Schema:
-    """Of an object of these members, and whatever others."""
+    """Return the schema of an object with these members and any others."""
     return {"type": "object", "required": required, "properties": dict(members)}
 
 
 def _typed(kind: str, members: Mapping[str, Schema] = MappingProxyType({}), required: Sequence[str] = ()) -> Schema:
-    """Of an object of this type."""
+    """Return the schema of an object of this type."""
     return _with({"type": {"const": kind}, **members}, ["type", *required])
 
 
 def _one_of(options: Mapping[str, object]) -> str:
-    """The words of a choice."""
+    """Return the options as a message lists them."""
     return " or ".join(shown(option) for option in options)
 
 
@@ -398,7 +398,7 @@ class StructuredOutputs:
 
 
 def _compact(constraint: Constraint | None) -> Constraint | None:
-    """Of JSON alone; of anything else white space is the client's own affair."""
+    """Return the constraint without white space if it is JSON; other kinds define their own white space."""
     is_json = constraint is not None and constraint.kind == "json_schema"
     return replace(constraint, kind="compact_json") if constraint is not None and is_json else constraint
 

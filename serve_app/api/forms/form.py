@@ -88,7 +88,7 @@ class Form(Protocol):
     """One form that values have. Null is no value and never gets here."""
 
     def words(self, terms: Terms) -> str:
-        """What a value must be, to stand behind "must be"."""
+        """Return what a value must be, to stand behind "must be"."""
         ...
 
     def schema(self, terms: Terms) -> Schema:
@@ -96,7 +96,7 @@ class Form(Protocol):
         ...
 
     def read(self, value: Value) -> object:
-        """The value as `CompletionRequest` holds it. Raises InvalidRequest that says `words`."""
+        """Return the value as `CompletionRequest` holds it. Raises InvalidRequest that says `words`."""
         ...
 
 
@@ -211,7 +211,7 @@ def is_token_id(value: object) -> TypeGuard[int]:
 
 
 def integral(value: object) -> object:
-    """JSON has one kind of number: a whole one is an integer, however it is written."""
+    """Return a whole number as an integer, as JSON has one kind of number."""
     return int(value) if isinstance(value, float) and math.isfinite(value) and value.is_integer() else value
 
 
@@ -233,13 +233,14 @@ class Boolean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A string of so many characters; without `max_chars` of any number."""
+    """A string of so many characters; without `max_chars` of any number. kind: how messages call it"""
 
     min_chars: int = 0
     max_chars: Callable[[Terms], int] | None = None
+    kind: str = ""
 
     def words(self, terms: Terms) -> str:
-        kind = "a non-empty string" if self.min_chars else "a string"
+        kind = self.kind or ("a non-empty string" if self.min_chars else "a string")
         return kind if self.max_chars is None else f"{kind} of at most {self.max_chars(terms)} characters"
 
     def schema(self, terms: Terms) -> Schema:

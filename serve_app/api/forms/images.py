@@ -48,7 +48,7 @@ class Images:
         return {"anyOf": [flat, {"type": "array", "items": flat, "maxItems": terms.limits.max_prompts}]}
 
     def read(self, value: Value) -> Illustrations:
-        """Lists that are empty are none at all."""
+        """Return the images; empty lists count as none."""
         limits = value.terms.limits
         if not isinstance(value.sent, list):
             raise value.refused(self.words(value.terms))
@@ -62,7 +62,7 @@ class Images:
 
 
 def images_schema(limits: WireLimits) -> Schema:
-    """Of a list of images."""
+    """Return the schema of a list of images."""
     most = (limits.max_image_bytes + 2) // 3 * 4 + MAX_HEADER_CHARS
     return {
         "type": "array",
@@ -72,13 +72,13 @@ def images_schema(limits: WireLimits) -> Schema:
 
 
 def read_images(sent: Sequence[object], path: str, limits: WireLimits) -> tuple[Image, ...]:
-    """Each element as an image. Raises InvalidRequest that names it."""
+    """Return each element as an image. Raises InvalidRequest that names it."""
     _check_count(len(sent), path, limits)
     return tuple(read_image(each, f"{path}[{at}]", limits) for at, each in enumerate(sent))
 
 
 def read_image(sent: object, path: str, limits: WireLimits) -> Image:
-    """One image from its text. Raises InvalidRequest."""
+    """Return the image that a text holds. Raises InvalidRequest."""
     if not isinstance(sent, str):
         raise InvalidRequest.refusing(path, must=f"be {ALLOWED}", found=shown(sent))
     if ADDRESS.match(sent) or sent[:5].lower() == "file:":
@@ -129,7 +129,7 @@ def _check_count(num_images: int, path: str, limits: WireLimits) -> None:
 def illustrated(
     prompts: tuple[Prompt, ...], images: Illustrations, *, name: str, limits: WireLimits
 ) -> tuple[Prompt, ...]:
-    """The prompts with all of their images.
+    """Return the prompts with all of their images.
 
     images: of the one prompt, or a tuple for each;  name: of their parameter, as it was spelled
 

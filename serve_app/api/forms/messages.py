@@ -104,18 +104,18 @@ class Messages:
 
 
 def images_of(messages: Iterable[Message]) -> tuple[Image, ...]:
-    """Those of all messages, in their order."""
+    """Return the images of all messages in their order."""
     return tuple(part[IMAGE] for message in messages for part in parts_of(message) if part["type"] == "image")
 
 
 def parts_of(message: Message) -> list[Message]:
-    """The parts of its content; none of a text."""
+    """Return the parts of a message's content; none if it is a text."""
     content = message.get("content")
     return content if isinstance(content, list) else []
 
 
 def text_of(message: Message) -> str:
-    """Its content as one text, without images."""
+    """Return a message's content as one text, without images."""
     texts = [part["text"] for part in parts_of(message) if part["type"] == "text"]
     return "\n".join(texts) if texts else str(message.get("content") or "")
 
@@ -210,7 +210,7 @@ def _without(message: Message, name: str) -> Message:
 
 
 def _content(sent: object, path: str, limits: WireLimits | None) -> str | list[Message]:
-    """A text, or parts.
+    """Read a content that is a text or a list of parts.
 
     limits: of images; None takes none
     """
@@ -358,7 +358,7 @@ class Choice:
 
 
 def _check_length(value: Value, tools: Sequence[object]) -> None:
-    """Some of it may become a constraint, and all of it a prompt."""
+    """Bound the tools' length, as they become part of a prompt and maybe a constraint."""
     limit = value.terms.limits.max_constraint_chars
     num_chars = sum(len(json.dumps(tool)) for tool in tools)
     if num_chars > limit:

@@ -72,21 +72,9 @@ def _name(value: Value, at: int, name: object) -> str | None:
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterName:
-    """One name, or a mix of several."""
-
-    def words(self, terms: Terms) -> str:
-        most = terms.limits.max_model_chars
-        return f"the name of an adapter, or a mix such as name*0.7+name*0.3, of at most {most} characters"
-
-    def schema(self, terms: Terms) -> Schema:
-        return NAME.schema(terms)
-
-    def read(self, value: Value) -> str:
-        if not (isinstance(value.sent, str) and 0 < len(value.sent) <= value.terms.limits.max_model_chars):
-            raise value.refused(self.words(value.terms))
-        return value.sent
+ADAPTER = Text(
+    min_chars=1, max_chars=NAME.max_chars, kind="the name of an adapter, or a mix such as name*0.7+name*0.3,"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +98,7 @@ class AdapterScales:
         return {"anyOf": [{"type": "array", "items": element, "maxItems": terms.limits.max_n}, none]}
 
     def read(self, value: Value) -> tuple[tuple[int, float], ...]:
-        """Pairs of a number and a scale, as they were sent."""
+        """Return pairs of a number and a scale, as they were sent."""
         if value.sent == {}:
             return ()
         elements = value.elements(value.terms.limits.max_n, self.words(value.terms))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serve_app.api.error_text import shown
@@ -59,7 +59,7 @@ class Prompts:
 def parse_prompts(
     value: object, limits: WireLimits, *, name: str = "prompt", max_prompts: int | None = None
 ) -> tuple[Prompt, ...]:
-    """Every prompt that `value` holds, in order.
+    """Return every prompt that `value` holds, in order.
 
     name: of the parameter;  max_prompts: in place of the limit for prompts
 
@@ -144,7 +144,7 @@ def _object(members: dict[str, object], path: str, limits: WireLimits) -> Prompt
 
 
 def _parts(elements: Sequence[object], path: str) -> tuple[str | tuple[int, ...], ...]:
-    """Strings one by one, as each is tokenized on its own; token ids in runs."""
+    """Return strings one by one, as each is tokenized on its own, and token ids in runs."""
     parts: list[str | tuple[int, ...]] = []
     run: list[int] = []
     for at, element in enumerate(elements):
@@ -183,59 +183,46 @@ NUMERIC = re.compile(r"-?[0-9]+")
 MAX_DIGITS = 18
 
 
-@dataclass(frozen=True, slots=True)
-class TokenIds:
-    """A list of token ids; nulls between them and those that stand before are left out."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenList:
+    """A list of token ids.
+
+    max_ids:       how many it may hold
+    is_needed:     whether an empty list is refused
+    skips_null:    whether it may hold nulls, which are left out
+    keeps_repeats: whether an id that comes again stays
+    """
+
+    max_ids: Callable[[Terms], int]
+    is_needed: bool = False
+    skips_null: bool = False
+    keeps_repeats: bool = False
 
     def words(self, terms: Terms) -> str:
-        return f"a list of at most {terms.limits.max_stop_token_ids} token ids"
+        return f"a list of {'1 to' if self.is_needed else 'at most'} {self.max_ids(terms)} token ids"
 
     def schema(self, terms: Terms) -> Schema:
-        items = {"anyOf": [TOKEN_ID, {"type": "null"}]}
-        return {"type": "array", "items": items, "maxItems": terms.limits.max_stop_token_ids}
+        items = {"anyOf": [TOKEN_ID, {"type": "null"}]} if self.skips_null else TOKEN_ID
+        least = {"minItems": 1} if self.is_needed else {}
+        return {"type": "array", "items": items, **least, "maxItems": self.max_ids(terms)}
 
     def read(self, value: Value) -> tuple[int, ...]:
-        token_ids: list[int] = []
-        for at, element in enumerate(value.elements(value.terms.limits.max_stop_token_ids, self.words(value.terms))):
-            token_id = integral(element)
-            if token_id is None:
-                continue
-            if not is_token_id(token_id):
-                raise value.part_refused(at, "a token id", element)
-            token_ids.append(token_id)
-        return tuple(dict.fromkeys(token_ids))
+        words = self.words(value.terms)
+        elements = value.elements(self.max_ids(value.terms), words)
+        if self.is_needed and not elements:
+            raise value.refused(words)
+        found = [
+            _token_id(value, at, element)
+            for at, element in enumerate(elements)
+            if not (self.skips_null and element is None)
+        ]
+        return tuple(found if self.keeps_repeats else dict.fromkeys(found))
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedIds:
-    """A list of token ids, as many as may be biased; of none of them nothing could be drawn."""
-
-    def words(self, terms: Terms) -> str:
-        return f"a list of 1 to {terms.limits.max_logit_bias} token ids"
-
-    def schema(self, terms: Terms) -> Schema:
-        return {"type": "array", "items": TOKEN_ID, "minItems": 1, "maxItems": terms.limits.max_logit_bias}
-
-    def read(self, value: Value) -> tuple[int, ...]:
-        elements = value.elements(value.terms.limits.max_logit_bias, self.words(value.terms))
-        if not elements:
-            raise value.refused(self.words(value.terms))
-        return tuple(dict.fromkeys(_token_id(value, at, element) for at, element in enumerate(elements)))
-
-
-@dataclass(frozen=True, slots=True)
-class TokenText:
-    """The tokens of a text, every one as it stands."""
-
-    def words(self, terms: Terms) -> str:
-        return f"a list of at most {terms.limits.max_prompt_ids} token ids"
-
-    def schema(self, terms: Terms) -> Schema:
-        return {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_prompt_ids}
-
-    def read(self, value: Value) -> tuple[int, ...]:
-        elements = value.elements(value.terms.limits.max_prompt_ids, self.words(value.terms))
-        return tuple(_token_id(value, at, element) for at, element in enumerate(elements))
+STOP_IDS = TokenList(max_ids=lambda terms: terms.limits.max_stop_token_ids, skips_null=True)
+ALLOWED_IDS = TokenList(max_ids=lambda terms: terms.limits.max_logit_bias, is_needed=True)
+"""As many as may be biased; of none of them nothing could be drawn."""
+TEXT_IDS = TokenList(max_ids=lambda terms: terms.limits.max_prompt_ids, keeps_repeats=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +273,7 @@ def _pair(value: Value, at: int, pair: object) -> tuple[int | str, float]:
 
 
 def _bias_key(key: str) -> int | str:
-    """A key that looks like a number is a token id; one that no vocabulary can have stays outside of it."""
+    """Return a numeric key as a token id; one that no vocabulary can have stays out of range."""
     if not NUMERIC.fullmatch(key):
         return key
     digits = key.lstrip("-0")[: MAX_DIGITS + 1] or "0"  # more of them are no other answer
@@ -334,33 +321,21 @@ class Speculation:
     """A text, or a list of token ids."""
 
     def words(self, terms: Terms) -> str:
-        limits = terms.limits
-        return (
-            f"a string of at most {limits.max_prompt_chars} characters or a list of at most"
-            f" {limits.max_prompt_ids} token ids"
-        )
+        return f"a string of at most {terms.limits.max_prompt_chars} characters or {TEXT_IDS.words(terms)}"
 
     def schema(self, terms: Terms) -> Schema:
-        text = {"type": "string", "maxLength": terms.limits.max_prompt_chars}
-        return {"anyOf": [text, {"type": "array", "items": TOKEN_ID, "maxItems": terms.limits.max_prompt_ids}]}
+        return {"anyOf": [{"type": "string", "maxLength": terms.limits.max_prompt_chars}, TEXT_IDS.schema(terms)]}
 
     def read(self, value: Value) -> str | tuple[int, ...]:
-        words, limits = self.words(value.terms), value.terms.limits
-        if isinstance(value.sent, str):
-            if len(value.sent) > limits.max_prompt_chars:
-                raise value.refused(words)
+        if isinstance(value.sent, str) and len(value.sent) <= value.terms.limits.max_prompt_chars:
             return value.sent
-        token_ids = []
-        for at, element in enumerate(value.elements(limits.max_prompt_ids, words)):
-            token_id = integral(element)
-            if token_id is None or not is_token_id(token_id):
-                raise value.part_refused(at, "a token id", element)
-            token_ids.append(token_id)
-        return tuple(token_ids)
+        if not isinstance(value.sent, list):
+            raise value.refused(self.words(value.terms))
+        return TEXT_IDS.read(value)
 
 
 def _member(sent: object, *, kind: str) -> object:
-    """What is under the name of its own type; None where it is of another."""
+    """Return what is under the name of its own type; None if it is of another type."""
     return sent.get(kind) if isinstance(sent, dict) and sent.get(TYPE) == kind else None
 
 
