@@ -23,7 +23,7 @@ SCOPES = array({"enum": list(Scope)})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """name: as the office of tenants knows it; body, answer: names of schemas; query: what may stand behind `?`"""
+    """name: as the admin service knows it; body, answer: names of schemas; query: what may stand behind `?`"""
 
     name: str
     summary: str

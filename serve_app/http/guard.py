@@ -22,7 +22,7 @@ Identify = Callable[[str | None], Identity]
 LookAgain = Callable[[str], Awaitable[None]]
 """Hears of the key that was presented, if it was made a moment ago and elsewhere."""
 Administer = Callable[[str, Mapping[str, object], str], Awaitable[Mapping[str, object]]]
-"""What becomes of a service of the office, its arguments and the id of the key that asks. Raises ServeError."""
+"""Carries out a service of the admin service, by its arguments and the id of the key that asks. Raises ServeError."""
 
 MAX_TENANTS = 256
 """So many of those who asked last have their routes ready."""

@@ -125,7 +125,7 @@ def chat_renderer(
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
     composer = ChatComposer(request, writings)
-    return StreamRenderer(request, run.tally, composer=composer, writer=writer)
+    return StreamRenderer(request, run.stats, composer=composer, writer=writer)
 
 
 async def collect_chat(
@@ -138,8 +138,8 @@ async def collect_chat(
         for part in composer.add(event):
             parts[part.choice.index].append(part.choice)
     choices = [_joined(of_choice) for of_choice in parts]
-    extras = whole_extras(run.tally, request, choices[0].recording)
-    make = partial(completion_body, head, choices, usage=run.tally.usage, extras=extras, kind=CHAT_OBJECT)
+    extras = whole_extras(run.stats, request, choices[0].recording)
+    make = partial(completion_body, head, choices, usage=run.stats.usage, extras=extras, kind=CHAT_OBJECT)
     return await whole_body(make, choices[0].recording)
 
 
@@ -188,7 +188,7 @@ class ResponseRenderer:
 
     def last_items(self) -> list[Item]:
         """What tells the end of the run."""
-        return [*self._writer.end(self._run.tally.usage)]
+        return [*self._writer.end(self._run.stats.usage)]
 
     def chunks(self, event: Event) -> bytes:
         return _written(self.items(event))

@@ -28,7 +28,7 @@ from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import Recording
 from serve_app.router.message import CallReader
 from serve_app.router.run import Event, Run
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
 
 
 class Shown(Protocol):
@@ -88,16 +88,16 @@ class Composes(Protocol[ChosenOf]):
 class StreamRenderer(Generic[Chosen]):
     """Writes the chunks of one response.
 
-    tally: of the run whose events these are
+    stats: of the run whose events these are
     """
 
     def __init__(
-        self, request: CompletionRequest, tally: Tally, *, composer: Composes[Chosen], writer: ChunkWriter[Chosen]
+        self, request: CompletionRequest, stats: RunStats, *, composer: Composes[Chosen], writer: ChunkWriter[Chosen]
     ) -> None:
         self._request = request
         self._composer = composer
         self._writer = writer
-        self._tally = tally
+        self._stats = stats
         self._num_finished = 0
         self._last: Chosen | None = None  # kept for the usage of the whole response, which it carries
         self._first_recording: Recording | None = None
@@ -125,7 +125,7 @@ class StreamRenderer(Generic[Chosen]):
 
     def tail(self) -> bytes:
         """What follows the last choice."""
-        chunks, usage = b"", self._tally.usage
+        chunks, usage = b"", self._stats.usage
         if self._last is not None:
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
             chunks += self._writer.choice(self._last, extras)
@@ -157,21 +157,21 @@ class StreamRenderer(Generic[Chosen]):
     def _extras(self, choice: Chosen) -> dict[str, object]:
         """Timings: with every chunk where each token's are wanted, otherwise with the last of a choice."""
         is_timed = self._request.timings_per_token or choice.finish_reason is not None
-        return {"timings": self._tally.timings.body()} if self._request.has_timings and is_timed else {}
+        return {"timings": self._stats.timings.body()} if self._request.has_timings and is_timed else {}
 
 
-def completion_renderer(request: CompletionRequest, head: ResponseHead, tally: Tally) -> StreamRenderer[Choice]:
+def completion_renderer(request: CompletionRequest, head: ResponseHead, stats: RunStats) -> StreamRenderer[Choice]:
     """Of the chunks of POST /v1/completions."""
     writer = ChunkWriter(head, written_choice)
-    return StreamRenderer(request, tally, composer=Composer(request), writer=writer)
+    return StreamRenderer(request, stats, composer=Composer(request), writer=writer)
 
 
 async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
     choices = await _choices(run, request)
-    extras = whole_extras(run.tally, request, choices[0].recording)
+    extras = whole_extras(run.stats, request, choices[0].recording)
     return await whole_body(
-        lambda: completion_body(head, choices, usage=run.tally.usage, extras=extras), choices[0].recording
+        lambda: completion_body(head, choices, usage=run.stats.usage, extras=extras), choices[0].recording
     )
 
 
@@ -182,11 +182,11 @@ async def whole_body(
     return make() if recording is None else await asyncio.to_thread(lambda: Fragment(dump(make())))
 
 
-def whole_extras(tally: Tally, request: CompletionRequest, recording: ShownRecording | None) -> dict[str, object]:
+def whole_extras(stats: RunStats, request: CompletionRequest, recording: ShownRecording | None) -> dict[str, object]:
     """Members of a whole body that were asked for; recording: of the first choice"""
-    extras = _sglext(request, tally.usage, None if recording is None else recording.recording)
+    extras = _sglext(request, stats.usage, None if recording is None else recording.recording)
     if request.has_timings:
-        extras["timings"] = tally.timings.body()
+        extras["timings"] = stats.timings.body()
     return extras
 
 
@@ -416,5 +416,5 @@ async def collect_embeddings(run: Run, request: EmbeddingRequest) -> Fragment:
         if event.delta.recording is not None:
             found[event.index] = event.delta.recording
     recordings = [found[index] for index in range(len(request.prompts))]
-    usage = run.tally.usage
+    usage = run.stats.usage
     return await asyncio.to_thread(lambda: Fragment(dump(embeddings_body(request, recordings, usage=usage))))

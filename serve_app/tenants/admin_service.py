@@ -29,7 +29,7 @@ Arguments = Mapping[str, object]
 Answer = dict[str, object]
 
 
-class Office:
+class AdminService:
     """The one place where administration begins: what HTTP and the command line ask for is spelled alike."""
 
     def __init__(self, store: TenantStore, pepper: bytes) -> None:

@@ -46,7 +46,7 @@ WALK = [*((path, path.method) for path in Path), *SERVICES]
 def key_for(scope: Scope, of: House) -> dict[str, str]:
     """Headers with a key that is for that alone."""
     by = Author(name="test", at=0.0)
-    return bearing(str(of.office.answer("create_key", {"tenant": "acme", "scopes": [scope]}, by)["key"]))
+    return bearing(str(of.admin_service.answer("create_key", {"tenant": "acme", "scopes": [scope]}, by)["key"]))
 
 
 def test_the_walk_has_every_route_that_is_served(house: House) -> None:  # noqa: F811
