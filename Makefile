@@ -20,8 +20,7 @@ help: ## What there is
 serve: $(VENV)/.installed ## Serve cluster.yaml on 127.0.0.1:8000; Ctrl-C ends everything
 	@$(BIN)/serve_app up $(CLUSTER)
 
-serve-fast: $(VENV)/.installed ## The same with HAProxy and gRPC in front: more requests per CPU
-	@$(BIN)/serve_app up --fast $(CLUSTER)
+serve-fast: serve ## The same as serve, for one version
 
 down: $(VENV)/.installed ## End the cluster that an earlier `make serve` left behind
 	@$(BIN)/serve_app down $(CLUSTER)

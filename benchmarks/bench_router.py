@@ -23,7 +23,7 @@ from ray import cloudpickle
 from starlette.types import ASGIApp, Message, Scope
 
 from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport
-from serve_app.deployments.packing import pack, unpack
+from serve_app.deployments.transport import pack, unpack
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router

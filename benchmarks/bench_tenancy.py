@@ -35,8 +35,8 @@ from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Rights, Statement, Tenant
 from serve_app.core.tenants import Scope as Scopes
 from serve_app.http.app import build_app
+from serve_app.http.exchange import rate_headers
 from serve_app.http.guard import Door, Guard
-from serve_app.http.rate_headers import rate_headers
 from serve_app.http.styles import OpenAiStyle
 from serve_app.router.accounting import Accounting
 from serve_app.router.fleet import Fleet

@@ -130,7 +130,7 @@ def _check_accounts(data: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _open_doors(data: dict[str, Any]) -> Iterator[tuple[Path, str]]:
-    """Where in the file something is served that asks for no key, and what that is."""
+    """Yield where the file serves something that asks for no key, and what that is."""
     for path, application in _applications(data):
         if _is_router(application):
             auth = _auth_of(application)

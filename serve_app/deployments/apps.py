@@ -11,9 +11,8 @@ from ray.serve.config import AutoscalingConfig, BackpressureConfig, RequestRoute
 
 from serve_app.deployments.accounts import Accounts
 from serve_app.deployments.arguments import ModelArgs, RouterArgs
-from serve_app.deployments.front import Front
 from serve_app.deployments.loading import load_service
-from serve_app.deployments.model import Model
+from serve_app.deployments.model import Front, Model
 from serve_app.deployments.router import RouterReplica
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 

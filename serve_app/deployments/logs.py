@@ -31,7 +31,7 @@ def log_as_configured() -> None:
 
 
 def serve_writes_json() -> bool:
-    """Whether Serve was told to write JSON in this process; read from its logger, as nothing else in it says so."""
+    """Return whether Serve writes JSON in this process, as its logger alone shows."""
     for handler in logging.getLogger(SERVES_LOGGER).handlers:
         writing = handler.target if isinstance(handler, MemoryHandler) else handler
         if type(getattr(writing, "formatter", None)).__name__ == SERVES_JSON:

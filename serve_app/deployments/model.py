@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.backend import NOTHING, Backend
 from serve_app.core.cards import ReplicaCard
@@ -17,7 +18,7 @@ from serve_app.core.log_context import log_context
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.deployments.loading import exempt_what_is_loaded, resting
-from serve_app.deployments.packing import pack
+from serve_app.deployments.transport import pack
 
 logger = logging.getLogger(__name__)
 
@@ -144,3 +145,16 @@ class Model:
     def _refuse_strays(self, replica_id: str) -> None:
         if replica_id != self._replica_id:
             raise ReplicaLost(f"The call was meant for replica {replica_id} and arrived at {self._replica_id}.")
+
+
+class Front:
+    """Makes the Model an inner deployment: behind HAProxy Serve refuses a request router of our own at an entrance.
+
+    Nothing is sent through it, routers speak to the Model's replicas themselves.
+    """
+
+    def __init__(self, model: DeploymentHandle[Any]) -> None:
+        self._model = model
+
+    async def __call__(self) -> None:
+        """Serve wants an entrance to be callable; this one has no route."""

@@ -76,7 +76,7 @@ def http_host() -> str | None:
 
 
 def _overviews() -> list[StatusOverview]:
-    """How every application is; asks the controller, and blocks meanwhile.
+    """Return the status of every application. Asks the controller, and blocks meanwhile.
 
     `serve.status` tells the same, from every setting of every deployment, which it checks and pickles anew each time:
     while a model was coming, 2.6 to 3.3 s of a router's processor time instead of 1.0 to 1.2 s.

@@ -1,10 +1,13 @@
-"""Carries the calls of a router over Ray: to one replica, whose frames come back, and to Accounts."""
+"""Carries the calls of a router to one replica over Ray, and the replica's packed frames back."""
 
 from __future__ import annotations
 
 import asyncio
+import pickle  # nosec B403 # what Ray carries between ours
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
+from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
@@ -13,11 +16,11 @@ from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.backend import NOTHING, may_take_long
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.delta import Frame
+from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError, Unavailable
+from serve_app.core.ledger import Spent
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.deployments.packing import unpack
 
 CALL_TIMEOUT_S = 30.0
 """A replica that has not answered a call for so long counts as lost."""
@@ -101,7 +104,7 @@ class RayBackend:
 
 
 def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
-    """The handle with its results sent over gRPC instead of through Ray's object store.
+    """Return the handle with its results sent over gRPC instead of through Ray's object store.
 
     That takes a third of the CPU time per message; in Serve's throughput mode it is so anyway.
     """
@@ -109,7 +112,7 @@ def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
 
 
 def as_serve_error(error: Exception, replica_id: str) -> ServeError:
-    """What Ray reports, in the service's own words."""
+    """Return what Ray reports as an error of ours."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, ServeError):
         return cause
@@ -140,3 +143,38 @@ def calls_of(accounts: DeploymentHandle[Any]) -> Callable[..., Awaitable[Any]]:
         return answer
 
     return call
+
+
+Packed = tuple[str, int, str, tuple[int, ...]] | Delta
+"""Request, sample, text and token ids of a delta that has nothing else; any other as it is."""
+
+_LOAD_NAMES = tuple(field.name for field in fields(Load) if field.name != "spent")
+_SPENT_NAMES = tuple(field.name for field in fields(Spent))
+_load_values = attrgetter(*_LOAD_NAMES)
+_spent_values = attrgetter(*_SPENT_NAMES)
+
+
+def pack(frame: Frame) -> bytes:
+    """Return the frame as bytes, which Ray carries as they are. `unpack` gives an equal one."""
+    deltas, load = tuple(map(_packed, frame.deltas)), frame.load
+    spent = tuple(map(_spent_values, load.spent))
+    return pickle.dumps((deltas, _load_values(load), spent), pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(packed: bytes) -> Frame:
+    """Return the frame that a replica has packed."""
+    deltas, values, of_flows = pickle.loads(packed)  # nosec B301 # see there
+    spent = tuple(Spent(**dict(zip(_SPENT_NAMES, each, strict=True))) for each in of_flows)
+    load = Load(**dict(zip(_LOAD_NAMES, values, strict=True)), spent=spent)
+    return Frame(deltas=tuple(map(_unpacked, deltas)), load=load)
+
+
+def _packed(delta: Delta) -> Packed:
+    return (delta.request_id, delta.sample, delta.text, delta.token_ids) if delta.is_bare else delta
+
+
+def _unpacked(packed: Packed) -> Delta:
+    if isinstance(packed, Delta):
+        return packed
+    request_id, sample, text, token_ids = packed
+    return Delta(request_id=request_id, sample=sample, text=text, token_ids=token_ids)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,21 +17,20 @@ from serve_app.api.json_body import read_json_object
 from serve_app.api.paths import AdminPath
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import as_csv
-from serve_app.http.bodies import body_of
+from serve_app.http.exchange import body_of
 from serve_app.http.guard import Administer
-from serve_app.http.parquet import CONTENT_TYPE, as_parquet
 
 MAX_DEPTH = 8
 FORMATS = ("json", "csv", "parquet")
-"""Of usage; everything else is JSON."""
+"""Media types in which usage is reported; all other answers are JSON."""
 NUMBER = re.compile(r"[0-9]{1,18}")
-"""Of an event; the store holds no larger one."""
+"""The largest number of an event; the store holds no larger one."""
 HEADERS = {"cache-control": "no-store"}
-"""An answer may hold a key."""
+"""No cache keeps an answer, as it may hold a key."""
 
 
 def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
-    """Who may call them is the guard's to say."""
+    """Return the routes; the guard decides who may call them."""
 
     async def answer(request: Request) -> Response:
         path: AdminPath = AdminPath(request.scope["route"].path)
@@ -65,7 +65,7 @@ def _report(found: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str,
 
 
 def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
-    """What stands behind `?`, numbers as numbers."""
+    """Return the members of the query, numbers as numbers."""
     asked: dict[str, object] = {}
     for name, value in request.query_params.items():
         if name not in known:
@@ -76,9 +76,35 @@ def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
 
 
 def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:
-    """Both; what the address says already may be said again and not otherwise."""
+    """Return both together. Raises InvalidRequest where the body contradicts the address."""
     for name in first.keys() & second.keys():
         if first[name] != second[name]:
             must = f"be that of the address, {shown(first[name])}"
             raise InvalidRequest.refusing(name, must=must, found=shown(second[name]))
     return {**second, **first}
+
+
+CONTENT_TYPE = "application/vnd.apache.parquet"
+
+
+def as_parquet(columns: Mapping[str, str], report: Sequence[Mapping[str, object]]) -> bytes:
+    """columns: those of every line of the report, each with its type as JSON Schema has it
+
+    Raises InvalidRequest where there is no pyarrow.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise InvalidRequest.refusing(
+            "format",
+            must="be json or csv here",
+            found='"parquet"',
+            remedy="Parquet needs pyarrow: .venv/bin/pip install -c constraints.txt -e '.[parquet]'"
+            " where the router runs.",
+        ) from None
+    types = {"string": pyarrow.string(), "integer": pyarrow.int64(), "number": pyarrow.float64()}
+    schema = pyarrow.schema([(name, types[each]) for name, each in columns.items()])
+    written = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([dict(each) for each in report], schema=schema), written)
+    return written.getvalue()

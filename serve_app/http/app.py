@@ -13,26 +13,24 @@ from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.admin_routes import admin_routes
 from serve_app.http.completions import Completions
-from serve_app.http.console import console_routes
 from serve_app.http.cors import cors, cors_of_tenants
-from serve_app.http.docs import docs_routes
-from serve_app.http.encodings import ContentEncodings
-from serve_app.http.exchange import ClientGone
-from serve_app.http.explaining import explain_route
-from serve_app.http.failures import FailuresAsJson
-from serve_app.http.framing import WholeForHttp10
-from serve_app.http.front import front_route
+from serve_app.http.exchange import ClientGone, raise_as_ours
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
-from serve_app.http.headers import HeaderGate
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
-from serve_app.http.model_routes import answer_nobody, model_routes
-from serve_app.http.refusals import raise_as_ours
+from serve_app.http.middleware import (
+    ContentEncodings,
+    FailuresAsJson,
+    HeaderGate,
+    TrailingSlash,
+    Upgrades,
+    WholeForHttp10,
+)
+from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
+from serve_app.http.pages import console_routes, docs_routes, front_route
 from serve_app.http.routes import route
-from serve_app.http.service_routes import service_routes
 from serve_app.http.settings import HttpSettings
-from serve_app.http.slashes import TrailingSlash
 from serve_app.http.styles import (
     ChatStyle,
     EmbeddingStyle,
@@ -42,7 +40,6 @@ from serve_app.http.styles import (
     ResponsesStyle,
     Style,
 )
-from serve_app.http.upgrades import Upgrades
 from serve_app.router.idempotency import ClaimBook, Replays
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
@@ -57,7 +54,7 @@ def build_app(
     replays: Replays | None = None,
     book: ClaimBook | None = None,
 ) -> Starlette:
-    """The whole service over HTTP, for any ASGI server.
+    """Return the whole service over HTTP, for any ASGI server.
 
     metrics: what to count in; one that outlives the application keeps counting when that is exchanged
     door:    who is let in
@@ -92,7 +89,7 @@ def routes(
     live: Live | None = None,
     book: ClaimBook | None = None,
 ) -> list[Route]:
-    """Every route, as it answers who sees this router."""
+    """Return every route, as it answers a tenant that sees this router."""
     live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
     inquiries = Inquiries(router.view)
 
@@ -124,7 +121,7 @@ def routes(
 
 
 def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
-    """The routes that compute something that is admitted, and written down, as completions are."""
+    """Return the styles of the routes whose requests pass admission and the ledger, as completions do."""
     native = NativeStyle(inquiries)
     return {
         Path.COMPLETIONS: OpenAiStyle(router),
@@ -138,7 +135,7 @@ def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
 
 
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:
-    """What a request passes on its way in, the outermost first."""
+    """Return the middleware that a request passes on its way in, the outermost first."""
     return [
         Middleware(TrailingSlash),
         Middleware(CountedRequests, metrics=metrics),

@@ -5,26 +5,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from serve_app.api.dialects import HEADER, Dialect, dialect_named
+from serve_app.api.error_text import shown
 from serve_app.api.responses import ResponseHead, response_headers
 from serve_app.api.sse import dump
-from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
+from serve_app.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
-from serve_app.http.bodies import check_media_type
-from serve_app.http.exchange import ClientGone, Exchange, read_body, watch
+from serve_app.http.exchange import (
+    ClientGone,
+    Exchange,
+    as_serve_error,
+    check_media_type,
+    rate_headers,
+    read_body,
+    watch,
+)
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import rate_headers
-from serve_app.http.refusals import as_serve_error
 from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
-from serve_app.http.time_limit import time_limit_of
 from serve_app.router.chat import ResponseRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
@@ -57,14 +63,14 @@ class Completions:
             scope["state"]["served"] = Served(status=status, run=story.run, is_whole=story.error is None)
 
     def _traced(self, story: Story, status: int, scope: Scope) -> dict[str, str]:
-        """What its line in the log says of its trace; nothing where nobody traces."""
+        """Return the id of the request's trace for its line in the log; nothing where no traces are made."""
         if self._settings.trace is None:
             return {}
         trace_id = self._settings.trace(story, status, str(path_of(scope["path"]) or ""), scope["headers"])
         return {} if trace_id is None else {"trace_id": trace_id}
 
     async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
-        """Answer, but stop at once where the client leaves meanwhile; True where it did."""
+        """Answer, and stop at once if the client leaves. Return whether it left."""
         has_left = False
         try:
             async with asyncio.TaskGroup() as group:
@@ -78,7 +84,7 @@ class Completions:
         return has_left
 
     async def _read(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bytes | None:
-        """The body; None where the request was refused and the client was told.
+        """Return the body; None where the router refused the request and told the client.
 
         A full service refuses before it reads anything, as that is when refusing is cheapest.
         """
@@ -149,3 +155,20 @@ class Completions:
 def _dialect_asked(headers: Headers) -> Dialect | None:
     name = headers.get(HEADER)
     return None if name is None else dialect_named(name)
+
+
+NAME = "X-Request-Timeout"
+
+
+def time_limit_of(headers: Headers) -> float | None:
+    """Return the seconds that the client gives the request, or None. Raises InvalidRequest for no positive number."""
+    text = headers.get(NAME)
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest.refusing(NAME, must="be a number of seconds above 0", found=shown(text))
+    return seconds

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.dialects import HEADER
 from serve_app.api.responses import IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
+from serve_app.http.exchange import NAMES
 from serve_app.http.idempotency import REPLAYED
-from serve_app.http.rate_headers import NAMES
 
 TOLD = (HEADER, IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED, "x-request-id", "retry-after", REPLAYED)
 READABLE = (*TOLD, *(name.decode() for names in NAMES.values() for name in names))
@@ -28,7 +28,7 @@ ALLOWED: dict[str, Any] = {
 
 
 def cors(origins: Sequence[str]) -> list[Middleware]:
-    """What answers preflights and marks responses; nothing where no origin is configured.
+    """Return the middleware that answers preflights and marks responses; none where no origin is configured.
 
     A key is sent as a header by the page's own script, so no cookies are allowed.
     """
@@ -38,7 +38,7 @@ def cors(origins: Sequence[str]) -> list[Middleware]:
 
 
 def cors_of_tenants(origins: Sequence[str], of_tenants: Callable[[], frozenset[str]]) -> list[Middleware]:
-    """The same where each tenant has origins of its own.
+    """Return the middleware for tenants that have origins of their own.
 
     A preflight comes without a key: it is answered for an origin of any tenant, and so is what is refused before it is
     known whose it is: a page can tell that its key has expired. What a tenant is answered may be read by its own pages
@@ -48,7 +48,7 @@ def cors_of_tenants(origins: Sequence[str], of_tenants: Callable[[], frozenset[s
 
 
 class TenantCors:
-    """ASGI middleware; knows the tenant by the identity that the guard noted."""
+    """ASGI middleware that allows the origins of the tenant, whose identity the guard noted."""
 
     def __init__(self, app: ASGIApp, *, origins: frozenset[str], of_tenants: Callable[[], frozenset[str]]) -> None:
         self._app = app
@@ -56,7 +56,7 @@ class TenantCors:
         self._of_tenants = of_tenants
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Whoever sends no origin pays nothing on each of its way's turns."""
+        """Pass a request without an origin on directly, so that its messages cost nothing here."""
         if scope["type"] != "http" or b"origin" not in [name for name, _ in scope["headers"]]:
             return self._app(scope, receive, send)
         return self._answer(scope, receive, send)

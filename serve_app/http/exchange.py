@@ -1,26 +1,39 @@
-"""One HTTP exchange in raw ASGI: the body of the request in, one response or one stream of events out."""
+"""One exchange with a client: its body, the headers beside its answer, and errors in its dialect."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from typing import Any, NoReturn
 
-from serve_app.api.dialects import HEADER, UNION, Dialect, error_body, error_event_body, error_status
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from serve_app.api.dialects import HEADER, UNION, Dialect, dialect_named, error_body, error_event_body, error_status
 from serve_app.api.error_text import shown
 from serve_app.api.sse import DONE, dump, error_event
 from serve_app.core.errors import (
     BodyLost,
+    EngineFailed,
     InvalidRequest,
     MethodNotAllowed,
+    NotFound,
     PayloadTooLarge,
     RequestTimeout,
     ServeError,
     Unauthenticated,
     UnsupportedMediaType,
 )
+from serve_app.core.log_context import about
+from serve_app.core.tenants import Meter
+from serve_app.router.quotas import Rates
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -32,7 +45,7 @@ BODY_TIMEOUT_S = 60.0
 
 
 class ClientGone(Exception):
-    """The client closed its connection; nobody is left to be told anything."""
+    """Raised when the client has closed its connection, so that nobody is left to be told anything."""
 
 
 class Exchange:
@@ -54,26 +67,26 @@ class Exchange:
         self._send = send
 
     async def respond(self, status: int, content: object, *, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """A whole JSON response."""
+        """Send a whole JSON response."""
         body = dump(content).encode()
         length = (b"content-length", str(len(body)).encode())
         await self._start(status, [(b"content-type", b"application/json"), length, *headers])
         await self._end(body)
 
     async def stream(self, piece: bytes) -> None:
-        """The next bytes of a stream of events; the first bring the status line with them."""
+        """Send the next bytes of a stream of events; the first bring the status line with them."""
         if not self.has_started:
             await self._begin_stream()
         await self._write({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end_stream(self, piece: bytes) -> None:
-        """The last bytes of a stream."""
+        """Send the last bytes of a stream."""
         if not self.has_started:
             await self._begin_stream()
         await self._end(piece)
 
     async def fail(self, error: ServeError) -> None:
-        """Tell the client: by the status line where nothing was sent yet, otherwise by a last event."""
+        """Tell the client of the error: by the status line if nothing was sent yet, otherwise by a last event."""
         if self.is_over:
             return
         if self.has_started:
@@ -108,7 +121,7 @@ class Exchange:
 
 
 def headers_of(error: ServeError) -> RawHeaders:
-    """Headers that an error brings with it."""
+    """Return the headers that an error brings with it."""
     headers: RawHeaders = []
     if error.retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, math.ceil(error.retry_after_s))).encode()))
@@ -126,7 +139,7 @@ def headers_of(error: ServeError) -> RawHeaders:
 async def read_body(
     receive: Receive, *, content_length: str | None, max_bytes: int, timeout_s: float = BODY_TIMEOUT_S
 ) -> bytes:
-    """The whole body. Refuses a large one by its announced length, or as soon as more has arrived.
+    """Return the whole body. Refuse a large one by its announced length, or as soon as more has arrived.
 
     Raises PayloadTooLarge, InvalidRequest, RequestTimeout, ClientGone.
     """
@@ -158,7 +171,7 @@ async def _read_pieces(receive: Receive, *, content_length: str | None, max_byte
 
 
 async def watch(receive: Receive, exchange: Exchange) -> None:
-    """Wait for the client to leave. Raises ClientGone where the response was not over by then.
+    """Wait for the client to leave. Raises ClientGone if the response was not over by then.
 
     A server may also fail to say more of a client that has left, as Ray does where it cancels the call: that is the
     same.
@@ -172,3 +185,91 @@ async def watch(receive: Receive, exchange: Exchange) -> None:
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"The request body must be at most {max_bytes} bytes.", None, {"max_body_bytes": max_bytes})
+
+
+JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json", re.IGNORECASE)
+
+
+def check_media_type(headers: Headers) -> None:
+    """Check that the body is JSON, as a body without a type is taken to be. Raises UnsupportedMediaType."""
+    media_type = headers.get("content-type", "").partition(";")[0].strip()
+    if media_type and not JSON_TYPE.fullmatch(media_type):
+        raise UnsupportedMediaType.refusing("Content-Type", must="be application/json", found=shown(media_type))
+
+
+async def body_of(request: Request, *, max_bytes: int) -> bytes:
+    """Return the request's JSON body. Raises ServeError and ClientGone."""
+    check_media_type(request.headers)
+    return await read_body(request.receive, content_length=request.headers.get("content-length"), max_bytes=max_bytes)
+
+
+NAMES = {
+    meter: tuple(f"x-ratelimit-{told}-{what}".encode() for told in ("limit", "remaining", "reset"))
+    for meter, what in ((Meter.REQUESTS, "requests"), (Meter.TOKENS, "tokens"))
+}
+TOLD_OF_RATES = frozenset(name for names in NAMES.values() for name in names)
+
+
+def rate_headers(rates: Rates) -> list[tuple[bytes, bytes]]:
+    """Return three headers per limit: its size, what is left, and the time until all of it is there again."""
+    headers = []
+    for meter, rate in rates.items():
+        limit, remaining, reset = NAMES[meter]
+        headers += [
+            (limit, b"%d" % rate.limit),
+            (remaining, b"%d" % rate.remaining),
+            (reset, duration(rate.reset_s).encode()),
+        ]
+    return headers
+
+
+def duration(seconds: float) -> str:
+    """Return a duration as OpenAI writes it: `120ms`, `1s`, `6m0s`, `1h0m0s`."""
+    if seconds < 1:
+        return f"{math.ceil(seconds * 1000)}ms"
+    whole = math.ceil(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes}m{rest}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60}m{rest}s"
+
+
+logger = logging.getLogger(__name__)
+
+
+def dialect_heard(scope: Scope, default: Dialect) -> Dialect:
+    """Return the dialect that the request's header names; the default if it names none that is known."""
+    name = Headers(scope=scope).get(HEADER)
+    try:
+        return default if name is None else dialect_named(name)
+    except InvalidRequest:
+        return default
+
+
+def error_response(error: ServeError, dialect: Dialect) -> Response:
+    response = JSONResponse(error_body(error, dialect), error_status(error, dialect))
+    response.raw_headers.extend(headers_of(error))
+    response.headers[HEADER.lower()] = dialect.name
+    return response
+
+
+async def raise_as_ours(request: Request, error: Exception) -> NoReturn:
+    """Raise Starlette's refusals of routes and methods as errors of ours."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 404:
+        raise NotFound(f"There is no route {shown(path)}.") from None
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        raise MethodNotAllowed(
+            f"{path} must be called with {allowed}; found {request.method}.", None, {"allow": allowed}
+        ) from None
+    raise error
+
+
+def as_serve_error(error: Exception, request_id: str) -> ServeError:
+    """Return the error, or EngineFailed for one that nobody foresaw; its details go to the log alone."""
+    if isinstance(error, ServeError):
+        return error
+    logger.error("request %s failed", request_id, exc_info=error, extra=about([request_id]))
+    return EngineFailed("The server failed to answer the request.")

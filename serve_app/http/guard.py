@@ -18,28 +18,28 @@ from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
 from serve_app.http.routes import path_of
 
 Identify = Callable[[str | None], Identity]
-"""Whose key it is that a request came with, if it came with one. Raises Unauthenticated."""
+"""Returns whose key a request came with, if any. Raises Unauthenticated."""
 LookAgain = Callable[[str], Awaitable[None]]
-"""Hears of the key that was presented, if it was made a moment ago and elsewhere."""
+"""Waits until a key that was made elsewhere a moment ago is known here."""
 Administer = Callable[[str, Mapping[str, object], str], Awaitable[Mapping[str, object]]]
-"""Carries out a service of the admin service, by its arguments and the id of the key that asks. Raises ServeError."""
+"""Carries out a command of administration: its name, its arguments, the id of the key that asks. Raises ServeError."""
 
 MAX_TENANTS = 256
-"""So many of those who asked last have their routes ready."""
+"""The routes of so many tenants, those that asked last, are kept ready."""
 
 
 def anybody(key: str | None) -> Identity:
-    """Where no keys are asked for, whoever comes may do everything."""
+    """Return the identity of every client where no keys are asked for: it may do everything."""
     return LOCAL
 
 
 async def heard_all(key: str) -> None:
-    """Where every key is known as soon as it is made."""
+    """Return at once, where every key is known as soon as it is made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
-    """Who is let in.
+    """Decides who is let in.
 
     look_again: awaited before a key that nobody knows is refused
     origins:    pages of these may call with some tenant's key
@@ -55,7 +55,7 @@ class Door:
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody is asked for a key."""
+        """Return whether nobody is asked for a key."""
         return self.identify is anybody and self.closed is None
 
 
@@ -129,7 +129,7 @@ class Guard:
 
 
 def presented_key(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """`Authorization: Bearer …`, or `X-Api-Key`; None where there is neither."""
+    """Return the key of `Authorization: Bearer …` or `X-Api-Key`; None where there is neither."""
     other = None
     for name, value in headers:
         if name == b"authorization":

@@ -16,10 +16,8 @@ from serve_app.api.dialects import HEADER
 from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity
-from serve_app.http.exchange import read_body
+from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, rate_headers, read_body
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import TOLD_OF_RATES, rate_headers
-from serve_app.http.refusals import as_serve_error
 from serve_app.http.streams import in_time
 from serve_app.router.idempotency import Claim, ClaimBook, Message, Recording, Replays, Standing, fingerprint_of
 from serve_app.router.quotas import Rates
@@ -32,7 +30,7 @@ MAX_DELIVERIES = 60
 
 
 class Idempotent:
-    """Around a route that computes. Without the header nothing is different.
+    """Wraps a route that computes. A request without the header passes as it is.
 
     With it, the request is computed apart from whoever asked: a client that leaves and comes again, or comes twice,
     follows the one answer from its first byte, be it whole or a stream, and it is computed and written down once. What
@@ -64,7 +62,7 @@ class Idempotent:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Whoever sends no such header pays nothing on each of its way's turns."""
+        """Pass a request without the header on directly, so that its messages cost nothing here."""
         seconds = self._replays.settings.seconds
         if not seconds or NAME not in [name for name, _ in scope["headers"]]:
             return self._app(scope, receive, send)
@@ -97,7 +95,7 @@ class Idempotent:
         return task
 
     async def _answer(self, scope: Scope, body: bytes, recording: Recording, claim: Claim) -> None:
-        """Have the request answered, whoever is still there: by the answer of another router, or by computing it."""
+        """Answer the request with another router's answer or by computing it, whether or not its client is there."""
         is_kept, found = False, None
         failure: ServeError | None = None
         try:
@@ -118,7 +116,7 @@ class Idempotent:
             self._replays.end(claim, is_kept=is_kept, error=failure)
 
     async def _claimed(self, claim: Claim) -> tuple[Message, ...] | None:
-        """The answer of another router, once it is there; None where this one is to compute it. Raises ServeError."""
+        """Return another router's answer once it is there; None if this router is to compute it. Raises ServeError."""
         while self._book is not None:
             found = await self._book.claim(claim)
             if found is Standing.YOURS:
@@ -129,7 +127,7 @@ class Idempotent:
         return None
 
     async def _compute(self, scope: Scope, body: bytes, recording: Recording) -> bool:
-        """In the first client's scope, so that it is counted once. Whether the answer is to be kept."""
+        """Compute the answer in the first client's scope, which counts it once. Return whether to keep it."""
         sent: list[AsgiMessage] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive() -> AsgiMessage:
@@ -146,7 +144,7 @@ class Idempotent:
         return served is not None and served.status == 200 and served.is_whole
 
     async def _has_left(self, recording: Recording, receive: Receive, send: Send, *, is_first: bool) -> bool:
-        """Send what is there and what comes; True where the client left, or read nothing, before all of it was sent."""
+        """Send what is there and what comes. Return whether the client left, or stopped reading, before the end."""
         following = asyncio.ensure_future(self._is_unread(recording, send, is_first=is_first))
         leaving = asyncio.ensure_future(_left(receive))
         try:
@@ -178,7 +176,7 @@ class Idempotent:
 
 
 async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:
-    """Tell the other routers, again and again where they cannot be reached."""
+    """Tell the other routers, and try again while they cannot be reached."""
     try:
         for _ in range(MAX_DELIVERIES):
             try:
@@ -192,7 +190,7 @@ async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | 
 
 
 async def _left(receive: Receive) -> None:
-    """A server may also fail to say more of a client that has left."""
+    """Wait for the client to leave; a server may also raise an error instead of saying so."""
     with contextlib.suppress(Exception):
         while (await receive())["type"] != "http.disconnect":
             pass

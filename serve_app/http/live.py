@@ -9,7 +9,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.listings import Moment, Queue
+from serve_app.api.listings import Moment, OpenRequests, QueueState, replica_state
 from serve_app.api.sse import dump, event
 from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
@@ -23,9 +23,9 @@ EVENTS = "text/event-stream"
 NO_STORE = [(b"cache-control", b"no-store")]
 PERIOD_S = 1.0
 MAX_LISTENERS = 64
-"""Streams of events at once; each costs a timer and one written body a second, which all of them share."""
+"""Streams of events at once. Each costs a timer; all share one body a second."""
 MAX_EVENTS = 300
-"""Of one stream; who goes on listening asks again."""
+"""Events of one stream; a client that wants more asks again."""
 
 
 class Live:
@@ -62,21 +62,20 @@ class Live:
             scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
 
     def moment(self) -> Moment:
-        """As everything stands now."""
+        """Return how everything stands now."""
         admission = self._admission
         waits = admission.predicted_waits_s
         return Moment(
             router=self._fleet.router_id,
-            at=self._clock(),
-            num_open=admission.num_open,
-            max_open=admission.settings.max_open_requests,
+            at=round(self._clock(), 3),
+            requests=OpenRequests(open=admission.num_open, limit=admission.settings.max_open_requests),
             refused={reason.value: admission.refusals[reason] for reason in Reason},
-            queues=[
-                Queue(model=model, sequences=inside, places=places, wait_s=waits.get(model, 0.0))
+            models=[
+                QueueState(id=model, sequences=inside, places=places, wait_s=round(waits.get(model, 0.0), 3))
                 for model, (inside, places) in admission.sequences.items()
             ],
-            loading=self._fleet.loading,
-            replicas=self._fleet.replicas,
+            loading=list(self._fleet.loading),
+            replicas=[replica_state(card, load) for card, load in self._fleet.replicas],
         )
 
     async def _listened(self, receive: Receive, exchange: Exchange, admit_again: Callable[[], object]) -> bool:
@@ -114,7 +113,7 @@ class Live:
         await in_time(exchange.end_stream(b""), self._max_stall_s)
 
     def _event(self) -> bytes:
-        """One for all who listen, written anew once it is half a period old."""
+        """Return the body that all listeners share, written anew once it is half a period old."""
         now = self._clock()
         if not 0 <= now - self._last_at < self._period_s / 2:
             self._last_event, self._last_at = event(dump(self.moment().body())), now
@@ -127,6 +126,6 @@ def _is_admitted() -> None:
 
 
 def _wants_events(scope: Scope) -> bool:
-    """A client of HTTP/1.0 would get all events in one piece, minutes later."""
+    """Refuse a stream to a client of HTTP/1.0, which would get all events in one piece, minutes later."""
     has_time = scope["method"] == "GET" and scope.get("http_version") != "1.0"
     return has_time and EVENTS in Headers(scope=scope).get("accept", "")

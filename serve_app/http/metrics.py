@@ -55,12 +55,12 @@ FLOW_TOTALS: dict[str, tuple[str, Callable[[FlowUsage], float]]] = {
     "generated_tokens": ("Tokens that were generated for a flow.", lambda usage: usage.num_generated),
     "service": ("Weighted tokens and adapter swaps that a flow was charged.", lambda usage: usage.service),
 }
-"""Of the first flows that a replica saw; `*` are all others."""
+"""Totals of the flows that a replica saw first; `*` stands for all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a completion came to.
+    """The outcome of a request for completions.
 
     status:   499 where the client left
     is_whole: nothing went wrong, not even within a stream
@@ -100,7 +100,7 @@ class Metrics:
             self._registry.register(AdmissionState(admission, router_id))
 
     async def answer(self, request: Request) -> Response:
-        """GET /metrics."""
+        """Answer GET /metrics."""
         return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE})
 
     def note_request(self, path: str, served: Served, *, seconds: float) -> None:
@@ -135,7 +135,7 @@ class Metrics:
             )
 
     def _label_of(self, model: ModelRef) -> str:
-        """What it was resolved to, which exists; all mixes of a base are one. What clients invent never gets here."""
+        """Return the label of a model that exists; all mixes of a base share one."""
         name = f"{model.base}:{MIXES}" if model.mix else model.name
         if name not in self._models:
             if len(self._models) >= MAX_MODELS:
@@ -151,7 +151,7 @@ class Metrics:
 
 
 class ReplicaLoads(Collector):
-    """The loads of the replicas that a router sees now; those gone leave no series behind."""
+    """Collects the loads of the replicas that a router sees now; a replica that is gone leaves no series behind."""
 
     def __init__(self, fleet: Fleet, router_id: str) -> None:
         self._fleet = fleet
@@ -180,7 +180,7 @@ class ReplicaLoads(Collector):
 
 
 class FlowUsages(Collector):
-    """What the replicas that a router sees now computed for each flow, as they last said of themselves."""
+    """Collects what the replicas that a router sees now have computed for each flow, as they last reported."""
 
     def __init__(self, fleet: Fleet, router_id: str) -> None:
         self._fleet = fleet
@@ -208,7 +208,7 @@ class FlowUsages(Collector):
 
 
 class AdmissionState(Collector):
-    """What admission sees when it is looked at."""
+    """Collects the state of admission."""
 
     def __init__(self, admission: Admission, router_id: str) -> None:
         self._admission = admission
@@ -270,7 +270,7 @@ class CountedRequests:
 
 
 def _blocks_by_state(load: Load) -> dict[str, int]:
-    """Free blocks include those that are only cached, as these give way."""
+    """Return the blocks by state. Cached blocks count as free too, as they give way."""
     return {
         "budget": load.num_blocks,
         "used": load.num_blocks - load.num_free_blocks,

@@ -1,27 +1,33 @@
-"""Routes beside completions that other servers have: tokens, properties, adapters."""
+"""Routes about models and the service: tokens, properties, adapters, explanations, health."""
 
 from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from serve_app.api.dialects import HEADER, Dialect, dialect_named
+from serve_app.api.explanation import explanation_body
+from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
-from serve_app.api.listings import tokenizer_body
+from serve_app.api.listings import models_body, tokenizer_body
 from serve_app.api.native import adapters_body, props_body
+from serve_app.api.parse import CHAT, COMPLETION, read_request
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
+from serve_app.core.errors import ServeError
 from serve_app.core.ledger import CLIENT_LEFT
-from serve_app.http.bodies import body_of
-from serve_app.http.counted import counted
-from serve_app.http.exchange import ClientGone
+from serve_app.core.tenants import Amount
+from serve_app.http.exchange import ClientGone, body_of, rate_headers
 from serve_app.http.routes import route
-from serve_app.router.inquiries import Inquiries
+from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.router import Router
 
 
 def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:
-    """`model` is optional in all of them where one model is served; the GETs take it from the query."""
+    """Return the routes about models. `model` is optional if one model is served; GETs take it from the query."""
 
     async def tokenize(request: Request) -> Response:
         call = parse_tokenize(await body_of(request, max_bytes=max_body_bytes), limits)
@@ -58,6 +64,86 @@ def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, ma
 
 
 async def answer_nobody(request: Request, error: Exception) -> Response:
-    """The client left while its body was read; what is sent here reaches no one."""
+    """Answer a request whose client left while its body was read; the response reaches nobody."""
     assert isinstance(error, ClientGone)
     return Response(status_code=CLIENT_LEFT)
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def counted(endpoint: Endpoint, router: Router) -> Endpoint:
+    """Return the endpoint, counted among the tenant's requests per minute and in flight; a failure counts for none.
+
+    Raises as `Quotas.reserve`.
+    """
+
+    async def answer(request: Request) -> Response:
+        try:
+            permit = await router.reserve_one()
+        except ServeError:
+            request.scope["state"]["beside"] = rate_headers(router.rates)
+            raise
+        spent = Amount()
+        try:
+            response = await endpoint(request)
+            spent = Amount(requests=1)
+        finally:
+            if permit is not None:
+                permit.settle(spent)
+        response.raw_headers.extend(rate_headers(router.rates))
+        return response
+
+    return answer
+
+
+def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> Route:
+    """Return the route that explains a body of completions, or of chats where it has `messages`."""
+    explainer = Explainer(router, inquiries)
+
+    async def explain(request: Request) -> Response:
+        members = read_json_object(await body_of(request, max_bytes=max_body_bytes), max_depth=limits.max_depth)
+        asked = request.headers.get(HEADER)
+        dialect: Dialect = router.dialect_of(members.get("model")) if asked is None else dialect_named(asked)
+        if members.get("messages") is not None:
+            chat = read_request(CHAT, members, limits, dialect=dialect)
+            body = explanation_body(chat, members, CHAT.table, await explainer.explain(chat), limits=explainer.limits)
+        else:
+            plain = read_request(COMPLETION, members, limits, dialect=dialect)
+            parts = await explainer.explain(plain)
+            body = explanation_body(plain, members, COMPLETION.table, parts, limits=explainer.limits)
+        return JSONResponse(body)
+
+    return route(Path.EXPLAIN, counted(explain, router))
+
+
+LOADING_RETRY_S = 1
+
+
+def service_routes(router: Router, limits: WireLimits) -> list[Route]:
+    """Return the routes that stay open while the service is full, as none of them waits for a replica."""
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(models_body(router.models()))
+
+    async def dialects(request: Request) -> Response:
+        return JSONResponse(router.dialects(limits))
+
+    async def model(request: Request) -> Response:
+        return JSONResponse(router.model(request.path_params["id"]).body())
+
+    async def health(request: Request) -> Response:
+        if router.fleet.is_ready:
+            return JSONResponse({"status": "ok"})
+        has_only_failed = router.fleet.failed and not router.fleet.loading
+        body = {"status": "failed" if has_only_failed else "loading", "models": router.view.loading}
+        failed = {"failed": router.view.failed} if router.view.failed else {}
+        return JSONResponse(body | failed, 503, {"retry-after": str(LOADING_RETRY_S)})
+
+    return [
+        route(Path.MODELS, models),
+        route(Path.MODEL, model),
+        route(Path.DIALECTS, dialects),
+        route(Path.HEALTH, health),
+        route(Path.V1_HEALTH, health),
+    ]

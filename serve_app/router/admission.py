@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
 
+from serve_app.core.bounded import PositiveFloat, PositiveInt
 from serve_app.core.errors import Overloaded, ServeError, Unauthenticated, Unavailable
 from serve_app.core.shares import Share
 from serve_app.router.active import Active
@@ -22,39 +23,42 @@ from serve_app.router.room import Room
 from serve_app.router.turns import Turns, is_room
 
 MAX_BOOKS = 1024
-"""Of appointments, one per flow; whose flow's is thrown out begins a new one."""
+"""Appointment books that a model keeps, one per flow; a flow whose book is dropped begins a new one."""
 KEPT_PART = 8
-"""Such a part of the places is kept for flows that have less than their share, where several ask."""
+"""One place of so many is kept for flows below their share, if several flows ask."""
 END_S = 2.0
-"""For requests that were told that they end."""
+"""Time for requests that were told to end."""
 REFUSALS_PER_S = 200.0
-"""More are told later: clients that come again at once would take the router's time from those it has let in."""
+"""Further refusals are told later: clients that retry at once would take the router's time from admitted requests."""
 MAX_REFUSAL_DELAY_S = 5.0
 ANYBODY = Share()
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
 class Reason(StrEnum):
-    """Why a request was refused: too many are open, its model has no place for it, or the wait would be too long."""
+    """Why a request was refused: too many open requests, no place at its model, or too long a wait."""
 
     OPEN = "open_requests"
     PLACES = "places"
     WAIT = "wait"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AdmissionSettings:
-    """max_wait_s: a request that would begin later than that is refused
-    max_open_requests: served at once, those whose body is still read included
+    """When the router refuses a request at once.
+
+    max_wait_s:         the router refuses a request with 503 and Retry-After if its first step is predicted later
+    max_open_requests:  requests served at once, those still being read included; keep it below Serve's own
+                        max_ongoing_requests, whose refusals are no JSON
     """
 
-    max_wait_s: float = 30.0
-    max_open_requests: int = 4096
+    max_wait_s: PositiveFloat = 30.0
+    max_open_requests: PositiveInt = 4096
 
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """What is inside of one model, whose, how fast it goes, and when those who were refused are to come again."""
+    """What one model has admitted, by flow: the pace, the turns and the appointments of refused clients."""
 
     pace: Pace
     turns: Turns
@@ -71,7 +75,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excess:
-    """What is too much, and for how long."""
+    """What would be too much, and for how long."""
 
     reason: Reason
     gate: Gate
@@ -83,7 +87,7 @@ def _nothing_to_end(error: ServeError) -> None:
 
 
 class Ticket:
-    """A request's place, from the door to its last byte. Until it is known what it asks for it counts as one sequence.
+    """A request's place, from admission to its last byte. It counts as one sequence until its body is read.
 
     share:    of whom it is;  key_id: of the key that it came with, "" where there is none
     is_known: whether it has grown;  sizes: sequences that count, by model
@@ -99,7 +103,7 @@ class Ticket:
         self._is_returned = False
 
     def grow(self, sizes: Mapping[str, int]) -> None:
-        """Take the room that the request really needs. Raises Overloaded, Unavailable; nothing has grown then."""
+        """Take the places that the request really needs. Raises Overloaded and Unavailable, and then takes none."""
         self._admission.grow(self, sizes)
 
     async def turn(self) -> None:
@@ -110,7 +114,7 @@ class Ticket:
         await self._admission.turn(self)
 
     def ends_by(self, end: Callable[[ServeError], None]) -> None:
-        """Say how to end the request where the router is stopped, or its key revoked, before it is over."""
+        """Say how to end the request if the router stops, or its key is revoked, before it is over."""
         self._end = end
 
     def end(self, error: ServeError) -> None:
@@ -120,7 +124,7 @@ class Ticket:
         self._admission.fail(self, error)
 
     def give_back(self, completed: Mapping[str, int] | None = None) -> None:
-        """The request is over; so many of its sequences ended by themselves, by model."""
+        """Give the place back; completed: sequences that ended by themselves, by model."""
         if not self._is_returned:
             self._is_returned = True
             self._admission.leave(self, completed or {})
@@ -163,26 +167,26 @@ class Admission:
 
     @property
     def num_open(self) -> int:
-        """Requests inside."""
+        """Requests that are open."""
         return len(self._tickets)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether nobody is let in any more."""
+        """Whether the router admits nobody any more."""
         return self._closed is not None
 
     @property
     def predicted_waits_s(self) -> dict[str, float]:
-        """How long a request that came now would wait for its first step, by model."""
+        """Seconds that a request that came now would wait for its first step, by model."""
         return {model: self._wait_s(self._gate(model, room), room) for model, room in self._rooms().items()}
 
     @property
     def sequences(self) -> dict[str, tuple[int, int]]:
-        """How many sequences are inside, and for how many there are places, by model."""
+        """Sequences that are admitted, and places for sequences, by model."""
         return {model: (self._gate(model, room).num_inside, room.num_places) for model, room in self._rooms().items()}
 
     def enter(self, share: Share = ANYBODY) -> Ticket:
-        """Let a request in of which nothing is known yet but whose it is.
+        """Admit a request of which only the tenant is known.
 
         Raises Overloaded where no model could take even one sequence, and Unavailable once the router is stopped.
         """
@@ -258,7 +262,7 @@ class Admission:
             gate.turns.fail(ticket, error)
 
     def stop(self, error: Unavailable) -> None:
-        """Let nobody in any more, and end every request that is open."""
+        """Admit nobody any more, and end every open request."""
         self._closed = self._stopped = error
         for ticket in list(self._tickets):
             ticket.end(error)
@@ -270,7 +274,7 @@ class Admission:
                 ticket.end(Unauthenticated("The key that was sent has expired or was revoked meanwhile."))
 
     async def drain(self, error: Unavailable, *, seconds: float) -> None:
-        """Let nobody in any more, wait so long for the requests that are open, and end those that are left."""
+        """Admit nobody any more, wait so long for the open requests, and end those that are left."""
         self._closed = error
         for patience_s in (seconds, END_S):
             with suppress(TimeoutError):
@@ -300,7 +304,7 @@ class Admission:
         return is_room(0 if room is None else room.num_slots, part=self._active.part_of(flow), total=total, own=own)
 
     def _may_pass(self, flow: str, total: int, own: int) -> bool:
-        """Return whether some model's have, beside so many requests that may be for the same."""
+        """Return whether some model's replicas have, beside so many requests that may be for the same model."""
         turns = {model: self._gate(model, room).turns for model, room in self._rooms().items()}
         return not turns or any(
             self._may_begin(model, flow, each.num_at_work + total, each.of(flow) + own) for model, each in turns.items()
@@ -323,7 +327,7 @@ class Admission:
         return Excess(reason=Reason.WAIT, gate=gate, seconds=too_long_s) if too_long_s > 0 else None
 
     def _num_left(self, num_places: int, flow: str, num_own: int, *, num_slots: int) -> int:
-        """So many of all places may be taken where the flow has so many of them.
+        """Return how many of all places may be taken if the flow has so many of them.
 
         num_slots: of the places, which are never kept, as they would stay empty
         """
@@ -333,18 +337,18 @@ class Admission:
         return num_places if is_within else num_places - num_kept
 
     def _own_wait_s(self, gate: Gate, room: Room, flow: str, num_own: int) -> float:
-        """As `_wait_s`, behind the flow's own sequences at its share of everything."""
+        """Return the wait behind the flow's own sequences at its share of everything."""
         part = self._active.part_of(flow)
         return max(0.0, num_own + 1 - part * room.num_slots) / (part * gate.pace.per_s)
 
     def _wait_s(self, gate: Gate, room: Room, num_unknown: int = 0) -> float:
-        """Until one more sequence would begin. Of those that find no slot, other routers' go at a pace of their own."""
+        """Return the seconds until one more sequence would begin; other routers' sequences go at their own pace."""
         own = gate.num_inside + num_unknown + 1
         num_ahead = max(0, own + room.num_foreign - room.num_slots)
         return num_ahead * own / (own + room.num_foreign) / gate.pace.per_s
 
     def _note(self, rooms: Mapping[str, Room], completed: Mapping[str, int] | None = None) -> None:
-        """Let every pace know what has been since the last change."""
+        """Tell every pace what has happened since the last change."""
         now = self._clock()
         for model, room in rooms.items():
             gate = self._gate(model, room)
@@ -352,7 +356,7 @@ class Admission:
             gate.pace.note(now, is_busy=is_busy, num_completed=(completed or {}).get(model, 0))
 
     def _refused(self, excess: Excess, share: Share) -> Overloaded:
-        """Count it, and make an appointment."""
+        """Count the refusal, and return it with an appointment."""
         self.refusals[excess.reason] += 1
         gate = excess.gate
         held = gate.inside[share.flow] / gate.num_inside if gate.num_inside else 0.0

@@ -13,7 +13,7 @@ MIN_RETRY_S = 1.0
 OBEYED_S = 60.0
 """Clients, as OpenAI's own, wait for no longer than that as they are told: beyond it they come after seconds."""
 MAX_RETRY_S = OBEYED_S / (1 + JITTER)
-"""Where nobody is told a time that is not obeyed."""
+"""The longest time before jitter, so that no client is told one that it would not obey."""
 
 
 class Appointments:
@@ -41,7 +41,7 @@ class Appointments:
         self._last_at = 0.0
 
     def make(self, *, pace_per_s: float, excess_s: float = 0.0) -> int:
-        """Whole seconds until the next one, which is after `excess_s` at the earliest."""
+        """Return the whole seconds until the next appointment, which is after `excess_s` at the earliest."""
         now = self._clock()
         earliest = max(self._last_at, now + excess_s) + 1 / pace_per_s
         self._last_at = min(earliest, now + self._max_s)

@@ -29,7 +29,7 @@ class Pace:
         return max(self._num_completed, 1.0) / self._busy_s
 
     def note(self, now: float, *, is_busy: bool, num_completed: int = 0) -> None:
-        """Take in what happened since the last call; `is_busy` is whether more than a batch was there all the while."""
+        """Note what happened since the last call; is_busy: more than a batch was there all the while."""
         if is_busy:
             elapsed = max(0.0, now - self._noted_at)
             fading = math.exp(-elapsed / MEMORY_S)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """In sequences, of all open replicas of a model together.
+    """Sequences that all open replicas of a model hold together.
 
     num_slots:   computed at once;  num_places: computed or queued
     num_foreign: held for other routers, as last heard of

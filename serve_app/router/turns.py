@@ -43,7 +43,7 @@ class Turns:
 
     @property
     def num_at_work(self) -> int:
-        """Sequences of all flows."""
+        """Sequences of all flows that are at work."""
         return self._at_work.total()
 
     def of(self, flow: str) -> int:
@@ -75,7 +75,7 @@ class Turns:
         self.begin()
 
     def begin(self) -> None:
-        """Let those begin who may by now."""
+        """Begin every request that may begin by now."""
         while (flow := self._next()) is not None:
             request = next(iter(self._waiting[flow]))
             waiting = self._take_out(request, flow)

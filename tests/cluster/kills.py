@@ -46,6 +46,7 @@ SHOWN = {
 
 def with_two_of_each(content: dict[str, Any]) -> None:
     with_keys(content)
+    content["applications"][0]["deployments"][0]["user_config"]["max_open_requests"] = 512
     for application in content["applications"]:
         if application["name"] == "demo":
             application["args"]["adapters"] = str(REPOSITORY / "adapters" / "demo")
@@ -200,7 +201,7 @@ def in_numbers(house: House, seen: Seen) -> dict[str, object]:
 
 def begun(folder: Path) -> tuple[House, str, dict[str, str]]:
     """A service that is ready, the key of an administrator, and those of the tenants."""
-    house = House(folder, with_two_of_each, {"SERVE_APP_PROXY_MAX_REQUESTS": "512"})
+    house = House(folder, with_two_of_each)
     admin = house.command("keys", "create", "--admin")["key"]
     keys = {}
     for tenant in TENANTS:

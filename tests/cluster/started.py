@@ -35,19 +35,17 @@ class Started:
         environment: Mapping[str, str] = MappingProxyType({}),
         options: Sequence[str] = (),
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.folder = folder
         self.said = folder / "said.txt"
-        content = _content(self.port)
+        content = content_of(self.port)
         change(content)
         (folder / "cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
         with self.said.open("wb") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve_app", "up", *options],
                 cwd=folder,
-                env=os.environ
-                | {"PYTHONPATH": str(REPOSITORY), "SERVE_APP_PROXY_MAX_REQUESTS": "1"}
-                | dict(environment),
+                env=os.environ | {"PYTHONPATH": str(REPOSITORY)} | dict(environment),
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -87,10 +85,11 @@ class Started:
         self.until(lambda: not self.processes())
 
 
-def _content(port: int) -> dict[str, Any]:
+def content_of(port: int) -> dict[str, Any]:
     """The cluster file of this repository with one small replica, and nothing beside it that it would need."""
     content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
     content["http_options"]["port"] = port
+    content["applications"][0]["deployments"][0]["user_config"]["max_open_requests"] = 1
     for application in content["applications"]:
         application["args"].pop("adapters", None)
         for deployment in application["deployments"]:
@@ -98,7 +97,7 @@ def _content(port: int) -> dict[str, Any]:
     return content
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

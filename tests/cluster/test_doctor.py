@@ -23,7 +23,7 @@ pytestmark = [
 
 OPENED = {
     "RAY_AUTH_MODE": "disabled",
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "",
+    "RAY_SERVE_ENABLE_HA_PROXY": "0",
     "RAY_DEBUG_POST_MORTEM": "0",
     "PYTHONASYNCIODEBUG": "1",
 }

@@ -118,10 +118,10 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(house
     eager = [each for each in started.processes() if _oom_score(each.pid) > _oom_score(os.getpid())]
     assert eager == [], "the kernel would take them before any other process"
     assert _statuses_beside_another(house, key, body) == [503, 200], (
-        "the proxy takes one at a time, and counts it out again"
+        "the router takes one at a time, and counts it out again"
     )
-    large = httpx.get(f"{started.url}/health", headers={"large": "x" * 1_000_000}, timeout=30)
-    assert (large.status_code, large.json()["error"]["code"]) == (431, "headers_too_large")
+    large = httpx.get(f"{started.url}/health", headers={"large": "x" * 20_000}, timeout=30)
+    assert large.status_code == 400, "HAProxy bounds headers"
     assert list(open_logs(started.processes())) == [], "others may read what Ray and the replicas write"
     assert started.processes(), "and these write it"
     outside = [each.command for each in started.processes() if _listens_outside(each.pid)]

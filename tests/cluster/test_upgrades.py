@@ -1,9 +1,10 @@
-"""Clients that offer HTTP/2 over cleartext, through Serve's proxy: they are answered in HTTP/1.1, their body read."""
+"""Clients that offer HTTP/2 over cleartext, through HAProxy: they are answered in HTTP/1.1, their body read."""
 
 from __future__ import annotations
 
 import json
 import socket
+import sys
 from urllib.parse import urlsplit
 
 import httpx
@@ -11,7 +12,10 @@ import pytest
 
 from tests.cluster.faults import TIMEOUT_S
 
-pytestmark = pytest.mark.cluster
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy for Linux alone"),
+]
 
 BODY = json.dumps({"model": "demo", "prompt": "The cat", "max_tokens": 4, "temperature": 0}).encode()
 

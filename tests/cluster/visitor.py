@@ -2,7 +2,7 @@
 
     flock a-lock python -m tests.cluster.visitor
 
-Starts a service of its own with keys, and kills Serve's proxy in the middle of a text.
+Starts a service of its own with keys, and kills HAProxy in the middle of a text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.cluster.started import REPOSITORY
 from tests.console.conftest import ANSWERED, PATIENCE_MS, UNANSWERED, chromium
 
 MODELS = ("demo", "demo:pirate", "demo:shout")
-PROXY = "ProxyActor"
+PROXY = "haproxy"
 SOME = re.compile(r"\w+ \w+ ")
 LONG = "1900"
 """Tokens, so many that a person stops it."""
@@ -158,7 +158,7 @@ def visit(house: House) -> None:
     house.check_known(key)
 
     def lose() -> None:
-        (proxy,) = (each for each in house.run.processes() if PROXY in each.command)
+        (proxy,) = (each for each in house.run.processes() if each.program == PROXY)
         os.kill(proxy.pid, signal.SIGKILL)
 
     with browsing() as page:

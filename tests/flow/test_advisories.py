@@ -29,8 +29,8 @@ from serve_app.core.prompt import ImageCard
 from serve_app.core.tenants import Scope
 from serve_app.http.app import routes
 from serve_app.http.guard import Door
-from serve_app.http.headers import REFUSED
 from serve_app.http.metrics import Metrics
+from serve_app.http.middleware import REFUSED
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
 from serve_app.tenants.records import Author

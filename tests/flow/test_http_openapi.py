@@ -17,8 +17,8 @@ from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS
 from serve_app.http.app import build_app, routes
-from serve_app.http.docs import content_security_policy
 from serve_app.http.metrics import Metrics
+from serve_app.http.pages import content_security_policy
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig

@@ -79,7 +79,7 @@ async def test_a_small_body_that_unpacks_to_a_large_one_is_refused_as_a_large_on
 
 
 async def test_no_piece_of_an_unpacked_body_is_large() -> None:
-    from serve_app.http.encodings import PIECE_BYTES, Unpacked
+    from serve_app.http.middleware import PIECE_BYTES, Unpacked
 
     messages = [{"type": "http.request", "body": gzip.compress(b" " * 5_000_000), "more_body": False}]
 

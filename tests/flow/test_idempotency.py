@@ -15,10 +15,10 @@ from starlette.types import Scope as AsgiScope
 from serve_app.core.errors import EngineFailed, Unavailable
 from serve_app.core.tenants import Identity, Meter, Scope, Tenant
 from serve_app.http.app import build_app
+from serve_app.http.exchange import rate_headers
 from serve_app.http.guard import Door
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.metrics import Served
-from serve_app.http.rate_headers import rate_headers
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import LOST_S, Claim, Claimed, Claims, Message, Recording, Replays, ReplaySettings
@@ -302,6 +302,7 @@ async def test_a_repeat_at_another_router_gets_the_same_bytes_and_nothing_is_com
     assert "idempotency-replayed" not in (await asking.post(body, tenant="b", router=1)).headers
 
 
+@pytest.mark.law("One answer")
 @stepped
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_a_repeat_at_another_router_waits_for_what_is_still_computed(

@@ -13,7 +13,7 @@ from tests.house.sources import MODULES, PACKAGE, REPOSITORY, nodes_of, text_of
 PICKLING = {"pickle", "_pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib", "jsonpickle"}
 UNPICKLING = {"torch.load", "torch.serialization.load", "torch.jit.load", "torch.package.PackageImporter"}
 UNPICKLING |= {"pandas.read_pickle", "numpy.lib.format.read_array", "ray.cloudpickle"}
-PACKS = "deployments/packing.py"
+PACKS = "deployments/transport.py"
 """Frames between replicas and routers of ours, inside Ray, which carries pickled objects itself."""
 PIPES = {
     "sandbox/child.py": "what a child is given once, by the process that started it, before anything of a stranger's",

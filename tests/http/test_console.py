@@ -11,8 +11,8 @@ import pytest
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Identity
 from serve_app.http.app import build_app
-from serve_app.http.console import PAGE, static_files
 from serve_app.http.guard import Door
+from serve_app.http.pages import PAGE, static_files
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
@@ -35,6 +35,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest.mark.law("The door")
 async def test_without_a_key_there_are_its_files_and_nothing_else(client: httpx.AsyncClient) -> None:
     fleet = Fleet("router-1")
     backend = FakeBackend()

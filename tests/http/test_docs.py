@@ -6,8 +6,8 @@ import httpx
 
 from serve_app.core.tenants import Identity, Tenant
 from serve_app.http.app import build_app
-from serve_app.http.docs import described
 from serve_app.http.guard import Door
+from serve_app.http.pages import described
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 

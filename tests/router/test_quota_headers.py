@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.errors import QuotaExceeded
 from serve_app.core.tenants import Amount, Limits, Meter, Tenant, bounds_of
-from serve_app.http.rate_headers import rate_headers
+from serve_app.http.exchange import rate_headers
 from serve_app.router.quotas import Permit, Quotas
 from tests.router.test_quotas import FakeAccounts, quotas
 
@@ -32,6 +33,7 @@ def remaining(router: Quotas) -> dict[str, int]:
     return {name.rpartition("-")[2]: number for name, number in found.items()}
 
 
+@pytest.mark.law("Limits")
 @settings(max_examples=60, deadline=None)
 @given(MOVES)
 def test_headers_say_what_the_limits_have_left_and_no_limit_is_exceeded(moves: list[tuple[str, int, int, int]]) -> None:

@@ -13,7 +13,7 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.ledger import NANO_PER_TOKEN, Price
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import LOCAL, Amount, Meter, Scope, Tenant
-from serve_app.http.rate_headers import duration, rate_headers
+from serve_app.http.exchange import duration, rate_headers
 from serve_app.router.lower import Wanted, lower
 from serve_app.router.quotas import Rate
 from serve_app.tenants.keys import Key

@@ -137,8 +137,8 @@ def check_headers(facts: Facts) -> Iterator[Verdict]:
     if is_unbounded:
         yield Verdict(
             severity=facts.worse_outside,
-            found="70 000 characters of headers are not refused: the cluster was started without our bounds",
-            mend="Start Ray with RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, as `serve_app env` prints it.",
+            found="70 000 characters of headers are not refused: Serve's Python proxy bounds none",
+            mend="Have HAProxy accept clients: start Ray with the environment that `serve_app env` prints.",
             commands=RESTART,
         )
     for probe in ("time limit", "staying"):

@@ -1,0 +1,279 @@
+"""ASGI middleware that every request passes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import zlib
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.api.dialects import Dialect
+from serve_app.api.error_text import shown
+from serve_app.core.errors import BodyLost, InvalidRequest, UnsupportedMediaType
+from serve_app.core.log_context import log_context
+from serve_app.http.exchange import as_serve_error, dialect_heard, error_response
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class FailuresAsJson:
+    """ASGI middleware that every request passes.
+
+    The id is the client's own `x-request-id` where that is well formed.
+    dialect: of requests that name none
+    """
+
+    def __init__(self, app: ASGIApp, *, sends_request_id: bool, dialect: Dialect) -> None:
+        self._app = app
+        self._sends_request_id = sends_request_id
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = request_id_of(Headers(scope=scope).get("x-request-id", ""))
+        scope.setdefault("state", {})["request_id"] = request_id
+        has_started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_started
+            if message["type"] == "http.response.start":
+                has_started = True
+                if self._sends_request_id:
+                    message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        try:
+            with log_context([request_id]):
+                await self._app(scope, receive, send_with_id)
+        except Exception as error:
+            if has_started:
+                raise
+            response = error_response(as_serve_error(error, request_id), dialect_heard(scope, self._dialect))
+            response.raw_headers.extend(scope["state"].get("beside", ()))
+            await response(scope, receive, send_with_id)
+
+
+def request_id_of(sent: str) -> str:
+    """Return the client's request id if that is well formed, or a new one."""
+    return sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
+
+
+REFUSED = {
+    "x-request-timeout-seconds": "would replace the server's own time limit",
+    "x-request-disconnect-disabled": "would keep the server computing after the client has left",
+    "serve-multiplexed-model-id": "would change how Serve routes the request",
+}
+
+
+class HeaderGate:
+    """ASGI middleware that raises InvalidRequest where such a header is present."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = _refusal(scope) if scope["type"] == "http" else None
+        if error is not None:
+            raise error
+        await self._app(scope, receive, send)
+
+
+def _refusal(scope: Scope) -> InvalidRequest | None:
+    for raw_name, _ in scope["headers"]:
+        name = raw_name.decode("latin-1").lower().replace("_", "-")  # Serve takes either spelling of the last one
+        if name in REFUSED:
+            return InvalidRequest.refusing(name, must=f"not be sent, as it {REFUSED[name]}", found="that header")
+    return None
+
+
+class TrailingSlash:
+    """ASGI middleware that takes slashes from the end of a path. A redirect would lose the body of many clients.
+
+    What Serve mounts the application at (`route_prefix`) goes as well, so that everything behind reads one path.
+
+    state: `had_slash` on the request, for a page whose links are relative to where it stands; `had_nothing`, where the
+    application is mounted, if nothing came behind that
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope.get("root_path"):
+            mounted_at = scope["root_path"].rstrip("/")
+            if scope["path"] == mounted_at:
+                scope["path"], scope["root_path"] = "/", ""
+                scope.setdefault("state", {})["had_nothing"] = mounted_at
+            elif scope["path"].startswith(mounted_at + "/"):
+                scope["path"], scope["root_path"] = scope["path"].removeprefix(mounted_at), ""
+        if scope["type"] == "http" and scope["path"].endswith("/"):
+            scope["path"] = scope["path"].rstrip("/") or "/"
+            scope.setdefault("state", {})["had_slash"] = True
+            scope["raw_path"] = (scope.get("raw_path") or b"").rstrip(b"/") or b"/"
+        await self._app(scope, receive, send)
+
+
+class WholeForHttp10:
+    """ASGI middleware that gives a client of HTTP/1.0 a stream in one piece, with its length.
+
+    The server before us would send chunks, which such a client takes for the body; it cannot be told to end the body by
+    closing the connection. Whoever wants to see a stream grow has to ask in HTTP/1.1.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_old = scope["type"] == "http" and scope.get("http_version") == "1.0"
+        await self._app(scope, receive, Whole(send).send if is_old else send)
+
+
+class Whole:
+    """Keeps a response of unknown length until it has ended."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._start: Message | None = None
+        self._pieces: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and not _has_length(message):
+            self._start = message
+        elif self._start is None:
+            await self._send(message)
+        else:
+            self._pieces.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                await self._send_whole(self._start)
+
+    async def _send_whole(self, start: Message) -> None:
+        body = b"".join(self._pieces)
+        length = (b"content-length", str(len(body)).encode())
+        await self._send({**start, "headers": [*start.get("headers", ()), length]})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _has_length(message: Message) -> bool:
+    return any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+
+
+class Upgrades:
+    """ASGI middleware that refuses a body which the server before us dropped.
+
+    uvicorn's parser in C (httptools) ends a request after its headers where `Connection: Upgrade` is among them, as
+    curl --http2 and Java's HttpClient send it: the application gets an empty body, and what follows on the connection
+    is no request. Behind any other parser, and behind our own protocol (see `declined_upgrades`), the body is there and
+    nothing is refused.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        upgrade = _upgrade_before_a_body(Headers(scope=scope)) if scope["type"] == "http" else None
+        await self._app(scope, receive if upgrade is None else _checked(receive, upgrade), send)
+
+
+def _upgrade_before_a_body(headers: Headers) -> str | None:
+    """Return the protocol that a request with a body offers to upgrade to; None where it offers none."""
+    announces_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    return headers.get("upgrade") if announces_body else None
+
+
+def _checked(receive: Receive, upgrade: str) -> Receive:
+    """Return a `receive` that raises BodyLost if nothing of the body comes."""
+    is_first = True
+
+    async def checked() -> Message:
+        nonlocal is_first
+        message = await receive()
+        if is_first and message["type"] == "http.request" and not (message.get("body") or message.get("more_body")):
+            raise BodyLost(
+                f"The request body was lost, as the request offers to upgrade the connection to {shown(upgrade)}. Send"
+                " it without the header Upgrade, as HTTP/1.1 (curl --http1.1; in Java HttpClient.Version.HTTP_1_1).",
+                "Upgrade",
+            )
+        is_first = False
+        return message
+
+    return checked
+
+
+NAME = "Content-Encoding"
+GZIP = ("gzip", "x-gzip")
+HONEST = "be the encoding of the request body"
+PIECE_BYTES = 64 * 1024
+GZIP_WINDOW = 16 + zlib.MAX_WBITS
+
+
+class ContentEncodings:
+    """ASGI middleware behind which a gzip body is a plain one, in pieces of bounded size.
+
+    Whoever reads the body bounds it by what arrives there, so a small body that unpacks to a large one is refused as
+    any large one is. Any other encoding is refused when the body is read, by UnsupportedMediaType; a damaged body by
+    InvalidRequest.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        encoding = Headers(scope=scope).get(NAME, "").strip().lower() if scope["type"] == "http" else ""
+        if encoding not in ("", "identity"):
+            receive = Unpacked(receive).receive if encoding in GZIP else _refusing(encoding)
+        await self._app(scope, receive, send)
+
+
+class Unpacked:
+    """A body that is unpacked as it is read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._stream = zlib.decompressobj(GZIP_WINDOW)
+        self._packed = b""
+        self._has_more = True
+        self._is_over = False
+
+    async def receive(self) -> Message:
+        """Return the next message of the body. Raises InvalidRequest."""
+        if self._is_over:
+            return await self._receive()
+        await asyncio.sleep(0)  # pieces of a body that is here already must not hold up everybody else
+        while True:
+            piece = self._next_piece()
+            self._is_over = not piece and not self._has_more
+            if self._is_over and not self._stream.eof:
+                raise InvalidRequest.refusing(NAME, must=HONEST, found="gzip that ends too early")
+            if piece or self._is_over:
+                return {"type": "http.request", "body": piece, "more_body": not self._is_over}
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return message
+            self._packed += message.get("body", b"")
+            self._has_more = message.get("more_body", False)
+
+    def _next_piece(self) -> bytes:
+        """Return the plain bytes of what is there already; empty where more has to be read."""
+        while self._packed:
+            if self._stream.eof:  # several streams may follow each other
+                self._stream = zlib.decompressobj(GZIP_WINDOW)
+            try:
+                piece = self._stream.decompress(self._packed, PIECE_BYTES)
+            except zlib.error:
+                raise InvalidRequest.refusing(NAME, must=HONEST, found="bytes that are no gzip") from None
+            self._packed = self._stream.unused_data or self._stream.unconsumed_tail
+            if piece:
+                return piece
+        return b""
+
+
+def _refusing(encoding: str) -> Receive:
+    async def receive() -> Message:
+        raise UnsupportedMediaType.refusing(NAME, must="be gzip or identity", found=shown(encoding))
+
+    return receive
