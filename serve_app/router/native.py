@@ -41,7 +41,7 @@ class NativeRenderer:
         """Nothing: llama.cpp's own streams end with the last result."""
         return b""
 
-    def _result(self, part: Part) -> dict[str, object]:
+    def _result(self, part: Part[Choice]) -> dict[str, object]:
         choice = part.choice
         if "\n" in choice.text:
             self._has_new_line.add(choice.index)
@@ -61,7 +61,7 @@ class NativeRenderer:
             result["timings"] = self._timings(part)
         return result if choice.finish_reason is None else result | self._finish(part)
 
-    def _finish(self, part: Part) -> dict[str, object]:
+    def _finish(self, part: Part[Choice]) -> dict[str, object]:
         choice = part.choice
         return {
             "generation_settings": native_settings(self._request),
@@ -73,7 +73,7 @@ class NativeRenderer:
             "tokens_cached": self._composer.prompt_tokens(part.part) + part.completion_tokens,
         }
 
-    def _timings(self, part: Part) -> dict[str, object]:
+    def _timings(self, part: Part[Choice]) -> dict[str, object]:
         """Of the choice and its prompt, as of what has come of that."""
         return replace(self._stats.of([part.part]).timings, num_predicted_tokens=part.completion_tokens).body()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, TypeVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import BestOf
@@ -13,6 +14,7 @@ from serve_app.api.embeddings import EmbeddingRequest, embeddings_body
 from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, ranked_body
 from serve_app.api.responses import (
     TEXT_MARK,
+    ChatChoice,
     Choice,
     ChunkWriter,
     ResponseHead,
@@ -23,66 +25,61 @@ from serve_app.api.responses import (
     written_choice,
 )
 from serve_app.api.sse import DONE, Fragment, dump, dump_text
-from serve_app.core.delta import Delta, FinishReason, PromptReport, TokenLogprob, Usage
+from serve_app.core.delta import Delta, PromptReport, TokenLogprob, Usage
 from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import Recording
 from serve_app.router.message import CallReader
 from serve_app.router.run import Event, Run
 from serve_app.router.stats import RunStats
 
-
-class Shown(Protocol):
-    """A choice of any kind of chunk."""
-
-    @property
-    def is_silent(self) -> bool: ...
-
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def finish_reason(self) -> FinishReason | None: ...
-
-    @property
-    def recording(self) -> ShownRecording | None: ...
-
-    def without_recording(self) -> Self: ...
-
-    def with_text(self, text: str) -> Self: ...
-
-    def recording_alone(self) -> Self:
-        """The same choice with nothing else."""
-        ...
+Chosen = TypeVar("Chosen", Choice, ChatChoice)
 
 
-Chosen = TypeVar("Chosen", bound=Shown)
-ChosenOf = TypeVar("ChosenOf", bound=Shown, covariant=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Generic[Chosen]):
+    """What one event adds to its choice, the echoed prompt in front where it is the first.
+
+    part: of the request, as the event has it
+    """
+
+    choice: Chosen
+    part: int
+    completion_tokens: int
+    is_context_end: bool = False
 
 
-class Composed(Protocol[ChosenOf]):
-    """What one event adds to its choice."""
+class EventComposer(ABC, Generic[Chosen]):
+    """Makes parts of a response from events.
 
-    @property
-    def choice(self) -> ChosenOf: ...
+    An event that comes before the report of its prompt is kept until the report is there, where it matters.
+    """
 
-    @property
-    def part(self) -> int: ...
+    def __init__(self) -> None:
+        self._reports: dict[int, PromptReport] = {}
+        self._kept: dict[int, list[Event]] = {}
 
-    @property
-    def completion_tokens(self) -> int: ...
+    def add(self, event: Event) -> list[Part[Chosen]]:
+        """Return the parts that can be shown now, in the order of each choice."""
+        if event.delta.prompt is not None:
+            self._reports[event.part] = event.delta.prompt
+            return [part for each in (*self._kept.pop(event.part, ()), event) for part in self._parts(each)]
+        if event.part not in self._reports and self._awaits_report(event.part):
+            self._kept.setdefault(event.part, []).append(event)
+            return []
+        return self._parts(event)
 
+    def prompt_tokens(self, part: int) -> int:
+        return self._reports[part].num_tokens
 
-class Composes(Protocol[ChosenOf]):
-    """Puts the deltas of a response in their places."""
-
-    def add(self, event: Event) -> Sequence[Composed[ChosenOf]]: ...
-
+    @abstractmethod
     def is_text_alone(self, event: Event) -> bool:
-        """Whether all that the event adds to its choice is its text as it stands, whatever came before; there is
-        nothing to remember of it, then."""
-        ...
+        """Return whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
 
-    def prompt_tokens(self, part: int) -> int: ...
+    @abstractmethod
+    def _awaits_report(self, part: int) -> bool: ...
+
+    @abstractmethod
+    def _parts(self, event: Event) -> list[Part[Chosen]]: ...
 
 
 class StreamRenderer(Generic[Chosen]):
@@ -92,11 +89,16 @@ class StreamRenderer(Generic[Chosen]):
     """
 
     def __init__(
-        self, request: CompletionRequest, stats: RunStats, *, composer: Composes[Chosen], writer: ChunkWriter[Chosen]
+        self,
+        request: CompletionRequest,
+        stats: RunStats,
+        *,
+        composer: EventComposer[Chosen],
+        writer: ChunkWriter[Chosen],
     ) -> None:
         self._request = request
-        self._composer = composer
-        self._writer = writer
+        self._composer: EventComposer[Chosen] = composer
+        self._writer: ChunkWriter[Chosen] = writer
         self._stats = stats
         self._num_finished = 0
         self._last: Chosen | None = None  # kept for the usage of the whole response, which it carries
@@ -135,7 +137,7 @@ class StreamRenderer(Generic[Chosen]):
             chunks += self._writer.bare({"usage": usage_body(usage)})
         return chunks + DONE
 
-    def _chunk(self, part: Composed[Chosen]) -> bytes:
+    def _chunk(self, part: Part[Chosen]) -> bytes:
         choice, recording = part.choice.without_recording(), part.choice.recording
         chunk = self._chunk_of(choice, part)
         if recording is None:
@@ -144,7 +146,7 @@ class StreamRenderer(Generic[Chosen]):
             self._first_recording = recording.recording
         return chunk + self._writer.choice(part.choice.recording_alone(), self._null_usage)
 
-    def _chunk_of(self, choice: Chosen, part: Composed[Chosen]) -> bytes:
+    def _chunk_of(self, choice: Chosen, part: Part[Chosen]) -> bytes:
         self._num_finished += choice.finish_reason is not None
         if self._request.finish_chunk_has_usage and self._num_finished == self._request.num_choices:
             self._last = choice
@@ -196,7 +198,7 @@ def _sglext(request: CompletionRequest, usage: Usage, recording: Recording | Non
 
 async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
     composer = Composer(request)
-    parts: list[list[Part]] = [[] for _ in range(request.num_choices)]
+    parts: list[list[Part[Choice]]] = [[] for _ in range(request.num_choices)]
     scores = [Score() for _ in parts]
     async for event in events:
         if request.is_ranked:
@@ -207,7 +209,7 @@ async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> 
     return best_choices(request, choices, scores) if request.is_ranked else choices
 
 
-def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
+def _joined(parts: list[Part[Choice]], request: CompletionRequest) -> Choice:
     logprobs = LegacyLogprobs() if request.logprobs is not None else None
     if logprobs is not None:
         for part in parts:
@@ -234,26 +236,11 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one event adds to its choice, the echoed prompt in front where it is the first.
-
-    part: of the request, as the event has it
-    """
-
-    choice: Choice
-    part: int
-    completion_tokens: int
-    is_context_end: bool
-
-
-class Composer:
-    """Puts echoed prompts in front, moves offsets behind them, and ends each choice with the suffix that it shows.
-
-    An event that comes before the report of its prompt is kept until the report is there, where it matters.
-    """
+class Composer(EventComposer[Choice]):
+    """Puts echoed prompts in front, moves offsets behind them, and ends each choice with the suffix that it shows."""
 
     def __init__(self, request: CompletionRequest) -> None:
+        super().__init__()
         self._request = request
         self._echo = request.echo or request.echo_last > 0
         self._wants_logprobs = request.logprobs is not None
@@ -262,35 +249,22 @@ class Composer:
         self._needs_report = self._echo or self._wants_ids or self._wants_scores or request.has_continuous_usage
         shows_suffix = request.suffix_mode is SuffixMode.APPEND or request.echo
         self._suffix = (request.suffix or "") if shows_suffix else ""
-        self._reports: dict[int, PromptReport] = {}
-        self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
         self._calls = CallReader(request.tool_use)
         wants_more = self._needs_report or self._wants_logprobs or bool(request.tool_use.names)
         self._shows_text_alone = not wants_more
 
-    def add(self, event: Event) -> list[Part]:
-        """The parts that can be shown now, in the order of each choice."""
-        if event.delta.prompt is not None:
-            self._reports[event.part] = event.delta.prompt
-            return [part for e in (*self._kept.pop(event.part, ()), event) for part in self._parts(e)]
-        if self._needs_report and event.part not in self._reports:
-            self._kept.setdefault(event.part, []).append(event)
-            return []
-        return self._parts(event)
-
     def is_text_alone(self, event: Event) -> bool:
-        """Whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
         return self._shows_text_alone and event.delta.is_bare
 
-    def prompt_tokens(self, part: int) -> int:
-        return self._reports[part].num_tokens
+    def _awaits_report(self, part: int) -> bool:
+        return self._needs_report
 
     def is_prompt_cut(self, part: int) -> bool:
         """Whether the prompt lost its beginning to the context."""
         return self._reports[part].num_dropped_tokens > 0
 
-    def _parts(self, event: Event) -> list[Part]:
+    def _parts(self, event: Event) -> list[Part[Choice]]:
         """A suffix goes out before the end of its choice, so that what only ends a choice shows no text."""
         part = self._part(event)
         choice = part.choice
@@ -308,7 +282,7 @@ class Composer:
         )
         return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
 
-    def _part(self, event: Event) -> Part:
+    def _part(self, event: Event) -> Part[Choice]:
         delta, index = event.delta, event.index
         is_first = index not in self._has_begun
         self._has_begun.add(index)
