@@ -19,8 +19,7 @@ from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
 from serve_app.tenants.ledger import csv_of
 from serve_app.tenants.opening import copy_store, open_store
-from serve_app.tenants.records import Author
-from serve_app.tenants.store import TenantStore, engine_of, file_of
+from serve_app.tenants.store import Author, TenantStore, engine_of, file_of
 
 DAY_S = 86_400.0
 

@@ -23,7 +23,7 @@ from serve_app.tenants.leased_limits import NEVER_TOLD
 from serve_app.tenants.ledger import prune
 from serve_app.tenants.lending import Lending, Period
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from serve_app.core.tenants import Limits, Scope, Tenant
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.keys import Key
 from serve_app.tenants.opening import Inspection, PepperState, inspect_store, open_store
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.cli.runs import needs_proc
 
 PEPPER = "p" * 32

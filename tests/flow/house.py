@@ -18,7 +18,7 @@ from serve_app.router.router import Router
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 PEPPER = "p" * 32

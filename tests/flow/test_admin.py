@@ -19,7 +19,7 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.flow.house import House, bearing
 
 

@@ -33,7 +33,7 @@ from serve_app.http.metrics import Metrics
 from serve_app.http.middleware import REFUSED
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.fakes import FakeBackend, model_card, replica_card
 from tests.flow.test_admin import House, address, bearing, client, house  # noqa: F401
 from tests.pictures import sent

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.ledger import Row
 from serve_app.tenants.ledger import csv_of
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.flow.test_admin import House, client, house  # noqa: F401
 
 AT = 1.8e9

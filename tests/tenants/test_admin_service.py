@@ -16,8 +16,7 @@ from serve_app.core.tenants import Scope
 from serve_app.tenants.admin_service import DEFAULT_OVERLAP_S, AdminService
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.records import Author
-from serve_app.tenants.store import TenantStore
+from serve_app.tenants.store import Author, TenantStore
 
 PEPPER = "p" * 32
 Ask = Callable[..., dict[str, Any]]
