@@ -7,8 +7,8 @@ sent. Three applications take turns, in an order that turns too: `none` asks nob
 for a key, keeps every limit there is and writes each request down; bringing its rows to the ledger is counted with it.
 What another process does (lending, keeping rows) is not.
 Prints JSON, in microseconds of this process per request: of each its least and its median; `more` is what `keys` and
-`books` cost beyond `none`: the difference of the least ones, and the median of the differences within a round.
-`stages` are the pieces of `books`, each called alone and again and again: their least and their median.
+`accounting` cost beyond `none`: the difference of the least ones, and the median of the differences within a round.
+`stages` are the pieces of `accounting`, each called alone and again and again: their least and their median.
 `refused` are requests that are sent away: `limited` by a tenant's limits (429), `unknown` as there is no such model,
 `hidden` as the tenant may not use it, and such pairs of adapters, of those of a base of which it may use none, and of
 aliases.
@@ -38,10 +38,10 @@ from serve_app.http.app import build_app
 from serve_app.http.exchange import rate_headers
 from serve_app.http.guard import Door, Guard
 from serve_app.http.styles import OpenAiStyle
-from serve_app.router.accounting import Books
+from serve_app.router.accounting import Accounting
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays
-from serve_app.router.ledger_writer import Scribe
+from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router
 from serve_app.router.run import Run
@@ -87,7 +87,7 @@ class Setup:
 
     backend: FakeBackend
     fleet: Fleet
-    books: Books
+    accounting: Accounting
     tenant: Tenant
     directory: Directory
     key: str
@@ -100,9 +100,9 @@ class Setup:
         fleet.put(await backend.hello(ROUTER), backend)
         tenant = Tenant(name="team", limits=LIMITS)
         held = Key(id="key", tenant="team", digest=digest_of(key, PEPPER), scopes=frozenset(Scopes), created_at=0.0)
-        books = Books(Quotas(ROUTER, accounts), Scribe(accounts, fleet.counts), accounts)
+        accounting = Accounting(Quotas(ROUTER, accounts), LedgerWriter(accounts, fleet.counts), accounts)
         directory = Directory([tenant], [held], pepper=PEPPER)
-        return Setup(backend=backend, fleet=fleet, books=books, tenant=tenant, directory=directory, key=key)
+        return Setup(backend=backend, fleet=fleet, accounting=accounting, tenant=tenant, directory=directory, key=key)
 
     def apps(self) -> dict[str, ASGIApp]:
         held = [
@@ -112,7 +112,9 @@ class Setup:
         return {
             "none": build_app(Router(self.fleet)),
             "keys": build_app(Router(self.fleet), door=_door(free)),
-            "books": build_app(Router(self.fleet, books=self.books), door=_door(self.directory), replays=Replays()),
+            "books": build_app(
+                Router(self.fleet, accounting=self.accounting), door=_door(self.directory), replays=Replays()
+            ),
         }
 
 
@@ -147,7 +149,7 @@ async def spend(setup: Setup, app: ASGIApp, num: int) -> float:
         await asyncio.sleep(0)
     setup.backend.send(ROUTER, *(_answer_to(each.request_id) for (each,) in setup.backend.submissions))
     await asyncio.gather(*tasks)
-    await setup.books.scribe.flush()
+    await setup.accounting.ledger_writer.flush()
     spent = time.process_time() - began
     assert {client.status for client in clients} == {200}, "every request is answered"
     return spent
@@ -214,8 +216,8 @@ async def kinds_of_refusals(setup: Setup) -> dict[str, Refused]:
         for name, secret in secrets.items()
     ]
     accounts = NearAccounts(limits)
-    books = Books(Quotas(ROUTER, accounts), Scribe(accounts, setup.fleet.counts), accounts)
-    app = build_app(Router(setup.fleet, books=books), door=_door(Directory(tenants, keys, pepper=PEPPER)))
+    accounting = Accounting(Quotas(ROUTER, accounts), LedgerWriter(accounts, setup.fleet.counts), accounts)
+    app = build_app(Router(setup.fleet, accounting=accounting), door=_door(Directory(tenants, keys, pepper=PEPPER)))
     first = Client()
     setup.backend.submissions.clear()
     asking = asyncio.ensure_future(_call(app, _scope(secrets["spent"]), first))
@@ -247,7 +249,7 @@ async def stages(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
     """The pieces alone. A run stands open meanwhile, answered and not yet written down."""
     app = setup.apps()["books"]
     await spend(setup, app, num)
-    router = Router(setup.fleet, books=setup.books).seen_by(setup.tenant)
+    router = Router(setup.fleet, accounting=setup.accounting).seen_by(setup.tenant)
     guard = Guard(_door(setup.directory), lambda tenant: app, lambda: None)
     request = router.settled(OpenAiStyle(router).parse(BODY, DEFAULT_LIMITS, lambda model: router.dialect))
     run = await _answered(setup, router, request)
@@ -258,13 +260,13 @@ async def stages(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
         permits.append(await router.reserve(run))
 
     def close() -> None:
-        setup.books.close(identity, run, request_id="r", status=200, permit=permits.pop() if permits else None)
+        setup.accounting.close(identity, run, request_id="r", status=200, permit=permits.pop() if permits else None)
 
     async def bring() -> None:
         for _ in range(num):
             close()
         began = time.process_time()
-        await setup.books.scribe.flush()
+        await setup.accounting.ledger_writer.flush()
         brought.append((time.process_time() - began) * 1e6 / num)
 
     brought: list[float] = []

@@ -14,13 +14,12 @@ from serve_app.check.document import UnreadableYaml, read_document
 from serve_app.cli.address import read_cluster_file
 from serve_app.cli.screen import CommandFailed, Exit, remark, say, say_json
 from serve_app.cli.up import runs_of
-from serve_app.tenants.admin_service import Office
+from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
 from serve_app.tenants.ledger import csv_of
 from serve_app.tenants.opening import copy_store, open_store
-from serve_app.tenants.records import Author
-from serve_app.tenants.store import TenantStore, engine_of, file_of
+from serve_app.tenants.store import Author, TenantStore, engine_of, file_of
 
 DAY_S = 86_400.0
 
@@ -30,13 +29,13 @@ BEGINNING = frozenset({"add_tenant", "apply_tenants", "create_key", "create_admi
 
 
 def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_json: bool, as_csv: bool = False) -> int:
-    """One service of the office, on the store that the file names. Raises CommandFailed."""
+    """Carry out one service of the admin service on the store that the file names. Raises CommandFailed."""
     url, pepper = store_of(file)
     by = Author(name=f"command line of {_who()}"[:MAX_ACTOR_CHARS], at=time.time())
     try:
         store, secret = _opened(url, Path(pepper), file, begins=service in BEGINNING and not arguments.get("dry_run"))
         try:
-            answer = Office(store, secret).answer(service, dict(arguments), by)
+            answer = AdminService(store, secret).answer(service, dict(arguments), by)
         finally:
             store.close()
     except TenancyError as error:

@@ -16,14 +16,14 @@ from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Statement
 from serve_app.deployments.logs import log_as_configured
 from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
-from serve_app.tenants.admin_service import Office
+from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
 from serve_app.tenants.keys import VARIABLE, Directory
 from serve_app.tenants.leased_limits import NEVER_TOLD
 from serve_app.tenants.ledger import prune
 from serve_app.tenants.lending import Lending, Period
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +51,10 @@ class Accounts:
             environment=os.environ.get(VARIABLE),
             begins=not secret.exists(),  # a pepper without its store: that was moved, and another would know no key
         )
-        self._office = Office(self._store, self._pepper)
+        self._admin_service = AdminService(self._store, self._pepper)
         self._directory = self._store.directory(self._pepper)
         self._lending = Lending(
-            self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._office.ledger.cost_of
+            self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._admin_service.ledger.cost_of
         )
         self._claims = Claims(clock=time.monotonic, learns_s=LEARNS_S)
         self._ledger_days, self._pruned_at = ledger_days, -math.inf
@@ -68,10 +68,10 @@ class Accounts:
         return await asyncio.to_thread(self._newer, known_version)
 
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> object:
-        """What the office answers, or the refusal that the client is to be told."""
+        """Return what the admin service answers, or the refusal that the client is to be told."""
         by = Author(name=actor, at=time.time())
         try:
-            return await asyncio.to_thread(self._office.answer, service, arguments, by)
+            return await asyncio.to_thread(self._admin_service.answer, service, arguments, by)
         except StoreUnavailable as error:
             logger.warning("%s of %s was not done: %s", service, actor, error)
             return Unavailable(error.shown, None, {"retry_after_s": 2})
@@ -93,7 +93,7 @@ class Accounts:
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted], prices: Prices | None = None) -> None:
         """As LedgerStore.record, one batch after the other."""
         async with self._writing:
-            await asyncio.to_thread(self._office.ledger.record, rows, counted, time.time(), prices=prices)
+            await asyncio.to_thread(self._admin_service.ledger.record, rows, counted, time.time(), prices=prices)
             if time.monotonic() - self._pruned_at > PRUNING_PERIOD_S:
                 self._pruned_at = time.monotonic()
                 await asyncio.to_thread(prune, self._store.engine, now=time.time(), days=self._ledger_days)
@@ -109,7 +109,7 @@ class Accounts:
         self._claims.deliver(claim, router_id, answer)
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        return await asyncio.to_thread(self._office.ledger.usage, question)
+        return await asyncio.to_thread(self._admin_service.ledger.usage, question)
 
     async def check_health(self) -> None:
         """Called by Serve; a store that cannot be read is opened anew by another replica.
@@ -135,7 +135,7 @@ class Accounts:
     async def _read_budget(self, tenant: str, period: Period) -> None:
         try:
             async with self._few_reading:
-                spent = await asyncio.to_thread(self._office.ledger.cost_of, tenant, period[1])
+                spent = await asyncio.to_thread(self._admin_service.ledger.cost_of, tenant, period[1])
             self._lending.tell(tenant, period, spent)
         except Exception:
             logger.warning("the ledger does not say what tenant %s spent in %s", tenant, period[1], exc_info=True)

@@ -26,13 +26,13 @@ from serve_app.http.guard import Door, door_without_keys
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import ClientSettings, HttpSettings
 from serve_app.observe.switch import Switch
-from serve_app.router.accounting import Books
+from serve_app.router.accounting import Accounting
 from serve_app.router.accounts import AccountsClient
 from serve_app.router.admission import Admission
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
-from serve_app.router.ledger_writer import Scribe
+from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
 
@@ -75,7 +75,7 @@ class RouterReplica:
             kept, on_look = self._replays.kept, self._admission.end_keys
             self._accounts = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
-        self._books = None if self._accounts is None else self._books_with(self._accounts, router_id)
+        self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
@@ -84,8 +84,11 @@ class RouterReplica:
         self._hearing = None if self._accounts is None else begin(self._accounts.run(), context=Context())
         self._writing = (
             ()
-            if self._books is None
-            else tuple(begin(each.run(), context=Context()) for each in (self._books.quotas, self._books.scribe))
+            if self._accounting is None
+            else tuple(
+                begin(each.run(), context=Context())
+                for each in (self._accounting.quotas, self._accounting.ledger_writer)
+            )
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -98,8 +101,8 @@ class RouterReplica:
         self._admission.settings = settings
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)
-        if self._books is not None:
-            self._books.prices = settings.known_prices
+        if self._accounting is not None:
+            self._accounting.prices = settings.known_prices
         self._replays.settings = ReplaySettings(seconds=settings.idempotency_s)
         self._hot_app.app = self._app_for(settings)
 
@@ -109,9 +112,9 @@ class RouterReplica:
         Its accounts are still there by then: the ledger is told of every request.
         """
         await self._admission.drain(STOPPED, seconds=seconds)
-        if self._books is not None:
+        if self._accounting is not None:
             with suppress(Unavailable):
-                await self._books.scribe.flush()
+                await self._accounting.ledger_writer.flush()
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""
@@ -132,12 +135,12 @@ class RouterReplica:
             await asyncio.to_thread(self._tracing.close)
             for each in self._writing:
                 each.cancel()
-            if self._books is not None:
+            if self._accounting is not None:
                 with suppress(Unavailable):  # then it is unattributed
-                    await self._books.scribe.flush()
+                    await self._accounting.ledger_writer.flush()
 
-    def _books_with(self, accounts: AccountsClient, router_id: str) -> Books:
-        return Books(Quotas(router_id, accounts), Scribe(accounts, self._fleet.counts), accounts)
+    def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
+        return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts), accounts)
 
     def _stop(self) -> None:
         """Tell every client that is still here, before the connections are closed."""
@@ -150,8 +153,8 @@ class RouterReplica:
             accepts_any_model=settings.accept_any_model,
         )
         asks_for_keys = settings.asks_for_keys(has_accounts=self._accounts is not None)
-        books = self._books if asks_for_keys else None
-        router = Router(self._fleet, config, admission=self._admission, books=books)
+        accounting = self._accounting if asks_for_keys else None
+        router = Router(self._fleet, config, admission=self._admission, accounting=accounting)
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does

@@ -1,4 +1,4 @@
-"""Routes of administrators: each hands its arguments to the office of tenants and answers what that answers."""
+"""Routes of administrators: each hands its arguments to the admin service and returns its answer."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Completions:
             has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
         finally:
             status = CLIENT_LEFT if has_left else exchange.status
-            story.end(status, self._router.books)
+            story.end(status, self._router.accounting)
             logger.info(dump(story.facts(status) | self._traced(story, status, scope)))
             if story.excerpts is not None:
                 logger.info(dump(story.texts()))
@@ -118,7 +118,7 @@ class Completions:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             request = story.request = self._router.settled(story.request)
             exchange.tell = lambda: [
-                *response_headers(request, None if story.run is None else story.run.tally.usage),
+                *response_headers(request, None if story.run is None else story.run.stats.usage),
                 *rate_headers(self._router.rates),
             ]
             limit_s = time_limit_of(headers)

@@ -21,7 +21,7 @@ from serve_app.http.routes import path_of
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 OTHER = "other"
@@ -105,29 +105,29 @@ class Metrics:
 
     def note_request(self, path: str, served: Served, *, seconds: float) -> None:
         route = path_of(path) or OTHER
-        models = [] if served.run is None else list(served.run.tallies)
+        models = [] if served.run is None else list(served.run.stats_by_model)
         model = SEVERAL if len(models) > 1 else "".join(map(self._label_of, models))
         self._requests.labels(self._router_id, route, str(served.status), model).inc()
         self._request_s.labels(self._router_id, route).observe(seconds)
         if served.run is not None:
-            for ref, tally in served.run.tallies.items():
+            for ref, stats in served.run.stats_by_model.items():
                 num_sequences = sum(request.n for request in served.run.requests if request.model == ref)
-                self._note_model(self._label_of(ref), tally, num_sequences)
+                self._note_model(self._label_of(ref), stats, num_sequences)
 
-    def _note_model(self, model: str, tally: Tally, num_sequences: int) -> None:
-        labels, usage = (self._router_id, model), tally.usage
+    def _note_model(self, model: str, stats: RunStats, num_sequences: int) -> None:
+        labels, usage = (self._router_id, model), stats.usage
         self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
         self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
-        self._completion_tokens.labels(*labels).inc(tally.num_generated)
-        self._moves.labels(*labels).inc(tally.num_moves)
-        for queue_s in tally.queue_s:
+        self._completion_tokens.labels(*labels).inc(stats.num_generated)
+        self._moves.labels(*labels).inc(stats.num_moves)
+        for queue_s in stats.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
-        if tally.first_event_at is None or tally.last_event_at is None:
+        if stats.first_event_at is None or stats.last_event_at is None:
             return
-        decode_s = tally.last_event_at - tally.first_event_at
+        decode_s = stats.last_event_at - stats.first_event_at
         if not usage.completion_tokens:
             return
-        self._first_s.labels(*labels).observe(tally.first_event_at - tally.entered_at)
+        self._first_s.labels(*labels).observe(stats.first_event_at - stats.entered_at)
         self._decode_s.labels(*labels).observe(decode_s)
         if usage.completion_tokens > num_sequences:
             self._inter_token_s.labels(*labels).observe(

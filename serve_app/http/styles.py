@@ -59,7 +59,7 @@ class OpenAiStyle:
         return parse_completion(body, limits, choose_dialect=choose_dialect).seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
-        return completion_renderer(request, head, run.tally)
+        return completion_renderer(request, head, run.stats)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect(run, request, head=head)
@@ -143,7 +143,7 @@ class NativeStyle:
         return request.seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
-        return NativeRenderer(request, run.tally)
+        return NativeRenderer(request, run.stats)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect_native(run, request)

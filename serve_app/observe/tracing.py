@@ -24,7 +24,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.core.tenants import LOCAL
 from serve_app.router.run import Run
-from serve_app.router.stats import PromptTally
+from serve_app.router.stats import PromptStats
 from serve_app.router.story import Story
 
 PROPAGATOR = TraceContextTextMapPropagator()
@@ -136,7 +136,7 @@ def legs_of(story: Story, ended_at: float) -> Iterator[Leg]:
     `stream`: from the first bytes that were sent to the end.
     """
     run = story.run
-    yield Leg(name="admit", begun_at=story.started_at, ended_at=ended_at if run is None else run.tally.entered_at)
+    yield Leg(name="admit", begun_at=story.started_at, ended_at=ended_at if run is None else run.stats.entered_at)
     if run is not None:
         yield from _of_prompts(run, ended_at)
     if story.first_sent_at is not None:
@@ -144,14 +144,14 @@ def legs_of(story: Story, ended_at: float) -> Iterator[Leg]:
 
 
 def _of_prompts(run: Run, ended_at: float) -> Iterator[Leg]:
-    for number, (part, prompt, replicas) in enumerate(run.tally.parts):
+    for number, (part, prompt, replicas) in enumerate(run.stats.parts):
         if number == MAX_PROMPTS:
             return
-        yield from _of_prompt(part, prompt, tuple(replicas), entered_at=run.tally.entered_at, ended_at=ended_at)
+        yield from _of_prompt(part, prompt, tuple(replicas), entered_at=run.stats.entered_at, ended_at=ended_at)
 
 
 def _of_prompt(
-    part: int, prompt: PromptTally, replicas: tuple[str, ...], *, entered_at: float, ended_at: float
+    part: int, prompt: PromptStats, replicas: tuple[str, ...], *, entered_at: float, ended_at: float
 ) -> Iterator[Leg]:
     first_at = ended_at if prompt.first_at is None else prompt.first_at
     report = prompt.report
@@ -242,15 +242,15 @@ def _of_request(request: CompletionRequest) -> Mapping[str, Value]:
 
 
 def _of_run(run: Run) -> Mapping[str, Value]:
-    models = ",".join(model.name for model in run.tallies)
-    usage = run.tally.usage
+    models = ",".join(model.name for model in run.stats_by_model)
+    usage = run.stats.usage
     return {
         "gen_ai.request.model": models,
         "gen_ai.response.model": models,
         "gen_ai.response.id": run.response_id,
-        "gen_ai.response.finish_reasons": [reason.value for reason in run.tally.finish_reasons],
+        "gen_ai.response.finish_reasons": [reason.value for reason in run.stats.finish_reasons],
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.completion_tokens,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
-        "serve_app.engine_seconds": run.tally.engine_ns / 1e9,
+        "serve_app.engine_seconds": run.stats.engine_ns / 1e9,
     }

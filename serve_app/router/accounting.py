@@ -1,4 +1,4 @@
-"""A router's books: what tenants may still use, what their requests came to, and who is told."""
+"""Accounting of a router: it reserves from tenants' limits, settles what requests came to, and writes their rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from serve_app.core.ledger import CLIENT_LEFT, Ledger, Prices, Row, UsageLine, U
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import Amount, Identity, Tenant
-from serve_app.router.ledger_writer import Scribe
+from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import FREE, Permit, Quotas, Rates
 from serve_app.router.run import Run
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
 
 ENDED_BY_CLIENTS = frozenset({CLIENT_LEFT, DeadlineExceeded.status})
 """Statuses of requests that were given up: clients may say how long they wait."""
@@ -22,7 +22,7 @@ ERROR = 400
 """Statuses from here on are of what was not answered."""
 
 
-class Books:
+class Accounting:
     """Outlives applications, as it knows what is in flight.
 
     prices: may be exchanged; a request is charged by those of its end, what no row explains by those of its last change
@@ -30,11 +30,11 @@ class Books:
     """
 
     def __init__(
-        self, quotas: Quotas, scribe: Scribe, ledger: Ledger, *, wall: Callable[[], float] = time.time
+        self, quotas: Quotas, ledger_writer: LedgerWriter, ledger: Ledger, *, wall: Callable[[], float] = time.time
     ) -> None:
         self._prices = Prices()
         self.quotas = quotas
-        self.scribe = scribe
+        self.ledger_writer = ledger_writer
         self._ledger = ledger
         self._wall = wall
 
@@ -66,13 +66,13 @@ class Books:
         told of now and then, as they are answered whole, and ended in between: by their own pace, if they had one.
         """
         rows = [
-            self._row(identity, run, number, model, tally, request_id=request_id, status=status)
-            for number, (model, tally) in enumerate(run.tallies.items())
+            self._row(identity, run, number, model, stats, request_id=request_id, status=status)
+            for number, (model, stats) in enumerate(run.stats_by_model.items())
         ]
         if permit is not None:
             is_failure = status >= ERROR and status not in ENDED_BY_CLIENTS
             permit.settle(self._used(rows, run, None if is_failure else permit))
-        self.scribe.write(rows)
+        self.ledger_writer.write(rows)
 
     def rates(self, tenant: Tenant) -> Rates:
         return self.quotas.rates(tenant)
@@ -93,10 +93,18 @@ class Books:
         return Amount(requests=1 if tokens else 0, tokens=tokens, cost=cost)
 
     def _row(
-        self, identity: Identity, run: Run, number: int, model: ModelRef, tally: Tally, *, request_id: str, status: int
+        self,
+        identity: Identity,
+        run: Run,
+        number: int,
+        model: ModelRef,
+        stats: RunStats,
+        *,
+        request_id: str,
+        status: int,
     ) -> Row:
-        usage, queue_s = tally.usage, max(tally.queue_s, default=0.0)
-        first_at, last_at = tally.shown_at
+        usage, queue_s = stats.usage, max(stats.queue_s, default=0.0)
+        first_at, last_at = stats.shown_at
         price = self._prices.of(model.base, model.adapter)
         return Row(
             id=f"{run.response_id}/{number}",
@@ -110,11 +118,11 @@ class Books:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
-            choices=tally.num_finished,
+            choices=stats.num_finished,
             queue_s=queue_s,
-            prefill_s=max(0.0, first_at - tally.entered_at - queue_s),
+            prefill_s=max(0.0, first_at - stats.entered_at - queue_s),
             decode_s=last_at - first_at,
-            engine_ns=tally.engine_ns,
+            engine_ns=stats.engine_ns,
             cost=price.cost(
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
@@ -128,10 +136,10 @@ def _unknown(run: Run, reserved: Permit) -> Iterator[tuple[int, int, int]]:
     """Parts of which not all was told, with tokens of prompt and of completions that may have been computed besides."""
     if not reserved.parts:
         return
-    for part in run.tally.unheard:
+    for part in run.stats.unheard:
         yield part, reserved.parts[part][0], 0
     for part, (request, (_, most)) in enumerate(zip(run.requests, reserved.parts, strict=True)):
-        if request.is_read_whole and (untold := run.tally.untold(part, n=request.n, most=most)):
+        if request.is_read_whole and (untold := run.stats.untold(part, n=request.n, most=most)):
             yield part, 0, untold
 
 

@@ -17,7 +17,7 @@ from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Identity, Lease, Statement
 from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
-from serve_app.tenants.keys import KEY, HeldDirectory
+from serve_app.tenants.keys import KEY, KeyCache
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class AccountsClient:
         self._router_id = router_id
         self._kept = kept
         self._on_look = on_look
-        self._held = HeldDirectory(grace_s=grace_s)
+        self._held = KeyCache(grace_s=grace_s)
         self._answering: dict[str, Claim] = {}  # by attempt
         self._given: set[str] = set()  # of those, what is known to be this router's to answer
         self._prices: Prices | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from serve_app.api.chat import ChatRequest
@@ -25,20 +24,19 @@ from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import PromptReport
 from serve_app.core.errors import ServeError
 from serve_app.router.message import MessageReader, Writing, message_reader
-from serve_app.router.render import StreamRenderer, shown_recording, stop_reason_of, whole_body, whole_extras
+from serve_app.router.render import (
+    EventComposer,
+    Part,
+    StreamRenderer,
+    shown_recording,
+    stop_reason_of,
+    whole_body,
+    whole_extras,
+)
 from serve_app.router.run import Event, Run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatPart:
-    """What one event adds to its choice."""
-
-    choice: ChatChoice
-    part: int
-    completion_tokens: int
-
-
-class ChatComposer:
+class ChatComposer(EventComposer[ChatChoice]):
     """Makes messages of texts: the role first, thoughts and calls of tools apart.
 
     writings: of the model of each part. Where one has thoughts, the report of its prompt is awaited, which says whether
@@ -46,40 +44,24 @@ class ChatComposer:
     """
 
     def __init__(self, request: ChatRequest, writings: Sequence[Writing]) -> None:
+        super().__init__()
         self._request = request
         self._writings = writings
         self._needs_report = request.return_token_ids or request.has_continuous_usage
         self._shows_text_alone = not self._needs_report and request.logprobs is None
-        self._reports: dict[int, PromptReport] = {}
-        self._kept: dict[int, list[Event]] = {}
         self._readers: dict[int, MessageReader] = {}
 
-    def add(self, event: Event) -> list[ChatPart]:
-        """The parts that can be shown now, in the order of each choice."""
-        if event.delta.prompt is not None:
-            self._reports[event.part] = event.delta.prompt
-            return [part for each in (*self._kept.pop(event.part, ()), event) for part in self._parts(each)]
-        if event.part not in self._reports and (self._needs_report or self._splits(event.part)):
-            self._kept.setdefault(event.part, []).append(event)
-            return []
-        return self._parts(event)
-
     def is_text_alone(self, event: Event) -> bool:
-        """Whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
         reader = self._readers.get(event.index)
         return self._shows_text_alone and event.delta.is_bare and reader is not None and reader.is_text_alone
 
-    def prompt_tokens(self, part: int) -> int:
-        return self._reports[part].num_tokens
+    def _awaits_report(self, part: int) -> bool:
+        splits = self._request.splits_reasoning and self._writings[part].thoughts.reads_prompt
+        return self._needs_report or splits
 
-    def _splits(self, part: int) -> bool:
-        return self._request.splits_reasoning and self._writings[part].thoughts.reads_prompt
-
-    def _parts(self, event: Event) -> list[ChatPart]:
+    def _parts(self, event: Event) -> list[Part[ChatChoice]]:
         choices = [self._choice(event)] if event.index in self._readers else [self._begun(event), self._choice(event)]
-        return [
-            ChatPart(choice=choice, part=event.part, completion_tokens=event.completion_tokens) for choice in choices
-        ]
+        return [Part(choice=choice, part=event.part, completion_tokens=event.completion_tokens) for choice in choices]
 
     def _begun(self, event: Event) -> ChatChoice:
         """The beginning of a message, before there is anything in it."""
@@ -125,7 +107,7 @@ def chat_renderer(
     """Of the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
     composer = ChatComposer(request, writings)
-    return StreamRenderer(request, run.tally, composer=composer, writer=writer)
+    return StreamRenderer(request, run.stats, composer=composer, writer=writer)
 
 
 async def collect_chat(
@@ -138,8 +120,8 @@ async def collect_chat(
         for part in composer.add(event):
             parts[part.choice.index].append(part.choice)
     choices = [_joined(of_choice) for of_choice in parts]
-    extras = whole_extras(run.tally, request, choices[0].recording)
-    make = partial(completion_body, head, choices, usage=run.tally.usage, extras=extras, kind=CHAT_OBJECT)
+    extras = whole_extras(run.stats, request, choices[0].recording)
+    make = partial(completion_body, head, choices, usage=run.stats.usage, extras=extras, kind=CHAT_OBJECT)
     return await whole_body(make, choices[0].recording)
 
 
@@ -188,7 +170,7 @@ class ResponseRenderer:
 
     def last_items(self) -> list[Item]:
         """What tells the end of the run."""
-        return [*self._writer.end(self._run.tally.usage)]
+        return [*self._writer.end(self._run.stats.usage)]
 
     def chunks(self, event: Event) -> bytes:
         return _written(self.items(event))

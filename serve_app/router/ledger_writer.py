@@ -18,7 +18,7 @@ MAX_ROWS = 100_000
 """That wait for a ledger which cannot be reached. Of those beyond, tokens stay known: as unattributed."""
 
 
-class Scribe:
+class LedgerWriter:
     """A row is sent again, as it was, until the ledger says that it has it; the ledger takes it once.
 
     With the rows goes what replicas counted, read after them, so that no row tells of more than was counted.

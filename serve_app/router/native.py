@@ -14,16 +14,16 @@ from serve_app.core.delta import FinishReason
 from serve_app.core.prompt import Image, Prompt
 from serve_app.router.render import Composer, Part
 from serve_app.router.run import Event, Run
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
 
 
 class NativeRenderer:
     """Writes one result per event, and a last one per choice with `stop` and what is known of the whole."""
 
-    def __init__(self, request: CompletionRequest, tally: Tally) -> None:
+    def __init__(self, request: CompletionRequest, stats: RunStats) -> None:
         self._request = request
         self._composer = Composer(request.model_copy(update={"return_token_ids": True}))  # nosec B105 # no secret
-        self._tally = tally
+        self._stats = stats
         self._has_new_line: set[int] = set()
 
     def results(self, event: Event) -> list[dict[str, object]]:
@@ -41,7 +41,7 @@ class NativeRenderer:
         """Nothing: llama.cpp's own streams end with the last result."""
         return b""
 
-    def _result(self, part: Part) -> dict[str, object]:
+    def _result(self, part: Part[Choice]) -> dict[str, object]:
         choice = part.choice
         if "\n" in choice.text:
             self._has_new_line.add(choice.index)
@@ -61,7 +61,7 @@ class NativeRenderer:
             result["timings"] = self._timings(part)
         return result if choice.finish_reason is None else result | self._finish(part)
 
-    def _finish(self, part: Part) -> dict[str, object]:
+    def _finish(self, part: Part[Choice]) -> dict[str, object]:
         choice = part.choice
         return {
             "generation_settings": native_settings(self._request),
@@ -73,14 +73,14 @@ class NativeRenderer:
             "tokens_cached": self._composer.prompt_tokens(part.part) + part.completion_tokens,
         }
 
-    def _timings(self, part: Part) -> dict[str, object]:
+    def _timings(self, part: Part[Choice]) -> dict[str, object]:
         """Of the choice and its prompt, as of what has come of that."""
-        return replace(self._tally.of([part.part]).timings, num_predicted_tokens=part.completion_tokens).body()
+        return replace(self._stats.of([part.part]).timings, num_predicted_tokens=part.completion_tokens).body()
 
 
 async def collect_native(run: Run, request: CompletionRequest) -> dict[str, object] | list[dict[str, object]]:
     """Read a run to its end: one result, or a list where there are several choices."""
-    renderer = NativeRenderer(request, run.tally)
+    renderer = NativeRenderer(request, run.stats)
     results: list[list[dict[str, object]]] = [[] for _ in range(request.num_choices)]
     async for event in run:
         for result in renderer.results(event):

@@ -28,7 +28,7 @@ from serve_app.core.tenants import (
     bounds_of,
 )
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
-from serve_app.tenants.leased_limits import Wallet
+from serve_app.tenants.leased_limits import LeasedLimits
 from serve_app.tenants.lending import MINUTE_S
 
 logger = logging.getLogger(__name__)
@@ -79,31 +79,31 @@ class Quotas:
             return FREE
         account, need = self._account(tenant), amount.over(bounds)
         _check_possible(need, bounds)
-        wallet, now = account.wallet, self._clock()
-        if not account.waiting and wallet.take(need, now):
+        leased, now = account.leased, self._clock()
+        if not account.waiting and leased.take(need, now):
             return self._permit(account, need, parts)
-        denied = wallet.denied(need, now)
+        denied = leased.denied(need, now)
         if denied is not None and not self._is_worth_waiting(account, need):
             raise account.refusal(denied, need)
         if await self._wait(account, need) or await self._wait_for_others(account, need):
             return self._permit(account, need, parts)
-        if not (self._is_reached and wallet.is_valid(self._clock())):
+        if not (self._is_reached and leased.is_valid(self._clock())):
             raise Unavailable(
                 "What is left of the limits is not known now; retry.", None, {"retry_after_s": MIN_RETRY_S}
             )
-        raise account.refusal(next(iter(wallet.short(need)), next(iter(need))), need)
+        raise account.refusal(next(iter(leased.short(need)), next(iter(need))), need)
 
     def rates(self, tenant: Tenant) -> Rates:
         """How the tenant's limits per minute stand, as far as this router was told, and not too long ago."""
         account, now = self._accounts.get(tenant.name), self._clock()
-        if account is None or not account.wallet.is_valid(now):
+        if account is None or not account.leased.is_valid(now):
             return {}
         bounds = self.bounds(tenant)
         return {
             meter: Rate(
                 limit=bounds[meter],
-                remaining=min(bounds[meter], account.wallet.remaining(meter)),
-                reset_s=account.wallet.reset_s(meter, now),
+                remaining=min(bounds[meter], account.leased.remaining(meter)),
+                reset_s=account.leased.reset_s(meter, now),
             )
             for meter in (Meter.REQUESTS, Meter.TOKENS)
             if meter in bounds
@@ -125,12 +125,12 @@ class Quotas:
         return self._renewal
 
     def _permit(self, account: Account, need: Amounts, parts: Sequence[tuple[int, int]]) -> Permit:
-        return Permit(account.wallet, need, parts=parts, clock=self._clock, is_over=partial(self._end_one, account))
+        return Permit(account.leased, need, parts=parts, clock=self._clock, is_over=partial(self._end_one, account))
 
     def _end_one(self, account: Account) -> None:
         """What a request has left over is wanted elsewhere, if anybody shares these limits."""
         account.note_end()
-        if self._soon is None and account.wallet.is_shared and account.wallet.has_too_much(account.bounds):
+        if self._soon is None and account.leased.is_shared and account.leased.has_too_much(account.bounds):
             self._soon = asyncio.get_running_loop().create_task(self._renew_soon(), context=Context())
 
     async def _renew_soon(self) -> None:
@@ -140,7 +140,7 @@ class Quotas:
 
     def _is_worth_waiting(self, account: Account, need: Amounts) -> bool:
         """Whether other routers may give back what is short, and few wait for that."""
-        return account.num_patient < MOST_PATIENT and account.wallet.may_come(need)
+        return account.num_patient < MOST_PATIENT and account.leased.may_come(need)
 
     async def _wait_for_others(self, account: Account, need: Amounts) -> bool:
         """Whether it could be taken, after asking again for a while."""
@@ -152,7 +152,7 @@ class Quotas:
                 await asyncio.sleep(pause_s)
                 if await self._wait(account, need):
                     return True
-                if not account.wallet.may_come(need):
+                if not account.leased.may_come(need):
                     return False
             return False
         finally:
@@ -167,7 +167,7 @@ class Quotas:
             return await waiting.reserved
         except asyncio.CancelledError:
             if not waiting.reserved.cancelled() and waiting.reserved.result():
-                account.wallet.settle(need, need)
+                account.leased.settle(need, need)
             raise
 
     async def _renew(self) -> None:
@@ -179,7 +179,7 @@ class Quotas:
             async with asyncio.timeout(ANSWER_S):
                 leases = await self._lender.renew(self._router_id, statements) if statements else ()
             for account, lease in zip(asked, leases, strict=True):
-                account.wallet.accept(lease, now)
+                account.leased.accept(lease, now)
             self._is_reached = True
         except Exception as error:
             if self._is_reached:
@@ -243,7 +243,7 @@ class Permit:
 
     def __init__(
         self,
-        wallet: Wallet,
+        leased: LeasedLimits,
         reserved: Amounts,
         *,
         parts: Sequence[tuple[int, int]] = (),
@@ -251,11 +251,11 @@ class Permit:
         is_over: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts = parts
-        self._wallet = wallet
+        self._leased = leased
         self._reserved = reserved
         self._clock = clock
         self._is_over = is_over
-        self._minute_ends, self._ends = clock() + MINUTE_S, wallet.ends
+        self._minute_ends, self._ends = clock() + MINUTE_S, leased.ends
 
     def settle(self, spent: Amount) -> None:
         """Give back what was not spent, of the minute, day and month that it was reserved in and of no later one; where
@@ -268,11 +268,11 @@ class Permit:
             if meter not in GAUGES and left[meter] > 0 and self._ends.get(meter, self._minute_ends) <= now:
                 left[meter] = 0
         if reserved:
-            self._wallet.settle(reserved, left)
+            self._leased.settle(reserved, left)
             self._is_over()
 
 
-FREE = Permit(Wallet(), {})
+FREE = Permit(LeasedLimits(), {})
 """Of a tenant without limits."""
 
 
@@ -283,12 +283,12 @@ class Waiting:
 
 
 class Account:
-    """One tenant's wallet, and who waits for more in it. num_patient: of those, for what others may give back"""
+    """One tenant's leased limits, and who waits for more. num_patient: of those, for what others may give back"""
 
     def __init__(self, tenant: Tenant, clock: Clock) -> None:
         self.tenant = tenant
         self.bounds = bounds_of(tenant.limits)
-        self.wallet = Wallet()
+        self.leased = LeasedLimits()
         self.waiting: list[Waiting] = []
         self.num_patient = 0
         self._clock = clock
@@ -303,14 +303,14 @@ class Account:
 
     @property
     def needs_renewal(self) -> bool:
-        return bool(self.waiting) or not self.wallet.is_idle
+        return bool(self.waiting) or not self.leased.is_idle
 
     def statement(self) -> Statement:
         """What is used, and what is wanted for those who wait."""
         wanted: Counter[Meter] = Counter()
         for each in self.waiting:
             wanted.update(each.need)
-        return self.wallet.statement(self.tenant.name, self.bounds, wanted, now=self._clock())
+        return self.leased.statement(self.tenant.name, self.bounds, wanted, now=self._clock())
 
     def note_end(self) -> None:
         """A request of it is over."""
@@ -322,8 +322,8 @@ class Account:
         where requests that still run have reserved what is missing: those may come to less.
         """
         bound, now = self.bounds[meter], self._clock()
-        wait_s = self.wallet.wait_s(meter, now)
-        if meter in SETTLED and self.wallet.is_only_reserved(meter, need[meter]):
+        wait_s = self.leased.wait_s(meter, now)
+        if meter in SETTLED and self.leased.is_only_reserved(meter, need[meter]):
             at = self._appointments[meter].make(pace_per_s=self._pace_per_s(1.0))
             return QuotaExceeded(
                 f"What is left of the tenant's {meter} is reserved by requests that still run; retry in {at} s.",
@@ -331,8 +331,8 @@ class Account:
                 {"limit": meter.value, "retry_after_s": at},
             )
         if meter.is_budget:
-            when = math.ceil(self.wallet.reset_s(meter, now))
-            left, most = self.wallet.remaining(meter) / NANO, need[meter] / NANO
+            when = math.ceil(self.leased.reset_s(meter, now))
+            left, most = self.leased.remaining(meter) / NANO, need[meter] / NANO
             what = f"has {left:g} left, and the request may come to {most:g}" if left else "is spent"
             return OutOfBudget(
                 f"The tenant's {meter} {what}; it begins anew in {when} s.",
@@ -345,7 +345,7 @@ class Account:
         appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
         at = max(appointment, math.ceil(min(wait_s, OBEYED_S)))
         return QuotaExceeded(
-            f"The tenant's {meter}, {bound}, has {self.wallet.remaining(meter)} left, and the request needs"
+            f"The tenant's {meter}, {bound}, has {self.leased.remaining(meter)} left, and the request needs"
             f" {need[meter]}; retry in {at} s.",
             None,
             {"limit": meter.value, "retry_after_s": at},
@@ -368,4 +368,4 @@ class Account:
         asked, self.waiting = self.waiting[:num_asked], self.waiting[num_asked:]
         for each in asked:
             if not each.reserved.done():
-                each.reserved.set_result(self.wallet.take(each.need, now))
+                each.reserved.set_result(self.leased.take(each.need, now))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, TypeVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import BestOf
@@ -13,6 +14,7 @@ from serve_app.api.embeddings import EmbeddingRequest, embeddings_body
 from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, ranked_body
 from serve_app.api.responses import (
     TEXT_MARK,
+    ChatChoice,
     Choice,
     ChunkWriter,
     ResponseHead,
@@ -23,81 +25,81 @@ from serve_app.api.responses import (
     written_choice,
 )
 from serve_app.api.sse import DONE, Fragment, dump, dump_text
-from serve_app.core.delta import Delta, FinishReason, PromptReport, TokenLogprob, Usage
+from serve_app.core.delta import Delta, PromptReport, TokenLogprob, Usage
 from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import Recording
 from serve_app.router.message import CallReader
 from serve_app.router.run import Event, Run
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
+
+Chosen = TypeVar("Chosen", Choice, ChatChoice)
 
 
-class Shown(Protocol):
-    """A choice of any kind of chunk."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(Generic[Chosen]):
+    """What one event adds to its choice, the echoed prompt in front where it is the first.
 
-    @property
-    def is_silent(self) -> bool: ...
+    part: of the request, as the event has it
+    """
 
-    @property
-    def index(self) -> int: ...
-
-    @property
-    def finish_reason(self) -> FinishReason | None: ...
-
-    @property
-    def recording(self) -> ShownRecording | None: ...
-
-    def without_recording(self) -> Self: ...
-
-    def with_text(self, text: str) -> Self: ...
-
-    def recording_alone(self) -> Self:
-        """The same choice with nothing else."""
-        ...
+    choice: Chosen
+    part: int
+    completion_tokens: int
+    is_context_end: bool = False
 
 
-Chosen = TypeVar("Chosen", bound=Shown)
-ChosenOf = TypeVar("ChosenOf", bound=Shown, covariant=True)
+class EventComposer(ABC, Generic[Chosen]):
+    """Makes parts of a response from events.
 
+    An event that comes before the report of its prompt is kept until the report is there, where it matters.
+    """
 
-class Composed(Protocol[ChosenOf]):
-    """What one event adds to its choice."""
+    def __init__(self) -> None:
+        self._reports: dict[int, PromptReport] = {}
+        self._kept: dict[int, list[Event]] = {}
 
-    @property
-    def choice(self) -> ChosenOf: ...
+    def add(self, event: Event) -> list[Part[Chosen]]:
+        """Return the parts that can be shown now, in the order of each choice."""
+        if event.delta.prompt is not None:
+            self._reports[event.part] = event.delta.prompt
+            return [part for each in (*self._kept.pop(event.part, ()), event) for part in self._parts(each)]
+        if event.part not in self._reports and self._awaits_report(event.part):
+            self._kept.setdefault(event.part, []).append(event)
+            return []
+        return self._parts(event)
 
-    @property
-    def part(self) -> int: ...
+    def prompt_tokens(self, part: int) -> int:
+        return self._reports[part].num_tokens
 
-    @property
-    def completion_tokens(self) -> int: ...
-
-
-class Composes(Protocol[ChosenOf]):
-    """Puts the deltas of a response in their places."""
-
-    def add(self, event: Event) -> Sequence[Composed[ChosenOf]]: ...
-
+    @abstractmethod
     def is_text_alone(self, event: Event) -> bool:
-        """Whether all that the event adds to its choice is its text as it stands, whatever came before; there is
-        nothing to remember of it, then."""
-        ...
+        """Return whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
 
-    def prompt_tokens(self, part: int) -> int: ...
+    @abstractmethod
+    def _awaits_report(self, part: int) -> bool: ...
+
+    @abstractmethod
+    def _parts(self, event: Event) -> list[Part[Chosen]]: ...
 
 
 class StreamRenderer(Generic[Chosen]):
     """Writes the chunks of one response.
 
-    tally: of the run whose events these are
+    stats: of the run whose events these are
     """
 
     def __init__(
-        self, request: CompletionRequest, tally: Tally, *, composer: Composes[Chosen], writer: ChunkWriter[Chosen]
+        self,
+        request: CompletionRequest,
+        stats: RunStats,
+        *,
+        composer: EventComposer[Chosen],
+        writer: ChunkWriter[Chosen],
     ) -> None:
         self._request = request
-        self._composer = composer
-        self._writer = writer
-        self._tally = tally
+        self._composer: EventComposer[Chosen] = composer
+        self._writer: ChunkWriter[Chosen] = writer
+        self._stats = stats
         self._num_finished = 0
         self._last: Chosen | None = None  # kept for the usage of the whole response, which it carries
         self._first_recording: Recording | None = None
@@ -125,7 +127,7 @@ class StreamRenderer(Generic[Chosen]):
 
     def tail(self) -> bytes:
         """What follows the last choice."""
-        chunks, usage = b"", self._tally.usage
+        chunks, usage = b"", self._stats.usage
         if self._last is not None:
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
             chunks += self._writer.choice(self._last, extras)
@@ -135,7 +137,7 @@ class StreamRenderer(Generic[Chosen]):
             chunks += self._writer.bare({"usage": usage_body(usage)})
         return chunks + DONE
 
-    def _chunk(self, part: Composed[Chosen]) -> bytes:
+    def _chunk(self, part: Part[Chosen]) -> bytes:
         choice, recording = part.choice.without_recording(), part.choice.recording
         chunk = self._chunk_of(choice, part)
         if recording is None:
@@ -144,7 +146,7 @@ class StreamRenderer(Generic[Chosen]):
             self._first_recording = recording.recording
         return chunk + self._writer.choice(part.choice.recording_alone(), self._null_usage)
 
-    def _chunk_of(self, choice: Chosen, part: Composed[Chosen]) -> bytes:
+    def _chunk_of(self, choice: Chosen, part: Part[Chosen]) -> bytes:
         self._num_finished += choice.finish_reason is not None
         if self._request.finish_chunk_has_usage and self._num_finished == self._request.num_choices:
             self._last = choice
@@ -157,21 +159,21 @@ class StreamRenderer(Generic[Chosen]):
     def _extras(self, choice: Chosen) -> dict[str, object]:
         """Timings: with every chunk where each token's are wanted, otherwise with the last of a choice."""
         is_timed = self._request.timings_per_token or choice.finish_reason is not None
-        return {"timings": self._tally.timings.body()} if self._request.has_timings and is_timed else {}
+        return {"timings": self._stats.timings.body()} if self._request.has_timings and is_timed else {}
 
 
-def completion_renderer(request: CompletionRequest, head: ResponseHead, tally: Tally) -> StreamRenderer[Choice]:
+def completion_renderer(request: CompletionRequest, head: ResponseHead, stats: RunStats) -> StreamRenderer[Choice]:
     """Of the chunks of POST /v1/completions."""
     writer = ChunkWriter(head, written_choice)
-    return StreamRenderer(request, tally, composer=Composer(request), writer=writer)
+    return StreamRenderer(request, stats, composer=Composer(request), writer=writer)
 
 
 async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
     choices = await _choices(run, request)
-    extras = whole_extras(run.tally, request, choices[0].recording)
+    extras = whole_extras(run.stats, request, choices[0].recording)
     return await whole_body(
-        lambda: completion_body(head, choices, usage=run.tally.usage, extras=extras), choices[0].recording
+        lambda: completion_body(head, choices, usage=run.stats.usage, extras=extras), choices[0].recording
     )
 
 
@@ -182,11 +184,11 @@ async def whole_body(
     return make() if recording is None else await asyncio.to_thread(lambda: Fragment(dump(make())))
 
 
-def whole_extras(tally: Tally, request: CompletionRequest, recording: ShownRecording | None) -> dict[str, object]:
+def whole_extras(stats: RunStats, request: CompletionRequest, recording: ShownRecording | None) -> dict[str, object]:
     """Members of a whole body that were asked for; recording: of the first choice"""
-    extras = _sglext(request, tally.usage, None if recording is None else recording.recording)
+    extras = _sglext(request, stats.usage, None if recording is None else recording.recording)
     if request.has_timings:
-        extras["timings"] = tally.timings.body()
+        extras["timings"] = stats.timings.body()
     return extras
 
 
@@ -196,7 +198,7 @@ def _sglext(request: CompletionRequest, usage: Usage, recording: Recording | Non
 
 async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
     composer = Composer(request)
-    parts: list[list[Part]] = [[] for _ in range(request.num_choices)]
+    parts: list[list[Part[Choice]]] = [[] for _ in range(request.num_choices)]
     scores = [Score() for _ in parts]
     async for event in events:
         if request.is_ranked:
@@ -207,7 +209,7 @@ async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> 
     return best_choices(request, choices, scores) if request.is_ranked else choices
 
 
-def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
+def _joined(parts: list[Part[Choice]], request: CompletionRequest) -> Choice:
     logprobs = LegacyLogprobs() if request.logprobs is not None else None
     if logprobs is not None:
         for part in parts:
@@ -234,26 +236,11 @@ def _joined(parts: list[Part], request: CompletionRequest) -> Choice:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """What one event adds to its choice, the echoed prompt in front where it is the first.
-
-    part: of the request, as the event has it
-    """
-
-    choice: Choice
-    part: int
-    completion_tokens: int
-    is_context_end: bool
-
-
-class Composer:
-    """Puts echoed prompts in front, moves offsets behind them, and ends each choice with the suffix that it shows.
-
-    An event that comes before the report of its prompt is kept until the report is there, where it matters.
-    """
+class Composer(EventComposer[Choice]):
+    """Puts echoed prompts in front, moves offsets behind them, and ends each choice with the suffix that it shows."""
 
     def __init__(self, request: CompletionRequest) -> None:
+        super().__init__()
         self._request = request
         self._echo = request.echo or request.echo_last > 0
         self._wants_logprobs = request.logprobs is not None
@@ -262,35 +249,22 @@ class Composer:
         self._needs_report = self._echo or self._wants_ids or self._wants_scores or request.has_continuous_usage
         shows_suffix = request.suffix_mode is SuffixMode.APPEND or request.echo
         self._suffix = (request.suffix or "") if shows_suffix else ""
-        self._reports: dict[int, PromptReport] = {}
-        self._kept: dict[int, list[Event]] = {}
         self._has_begun: set[int] = set()
         self._calls = CallReader(request.tool_use)
         wants_more = self._needs_report or self._wants_logprobs or bool(request.tool_use.names)
         self._shows_text_alone = not wants_more
 
-    def add(self, event: Event) -> list[Part]:
-        """The parts that can be shown now, in the order of each choice."""
-        if event.delta.prompt is not None:
-            self._reports[event.part] = event.delta.prompt
-            return [part for e in (*self._kept.pop(event.part, ()), event) for part in self._parts(e)]
-        if self._needs_report and event.part not in self._reports:
-            self._kept.setdefault(event.part, []).append(event)
-            return []
-        return self._parts(event)
-
     def is_text_alone(self, event: Event) -> bool:
-        """Whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
         return self._shows_text_alone and event.delta.is_bare
 
-    def prompt_tokens(self, part: int) -> int:
-        return self._reports[part].num_tokens
+    def _awaits_report(self, part: int) -> bool:
+        return self._needs_report
 
     def is_prompt_cut(self, part: int) -> bool:
         """Whether the prompt lost its beginning to the context."""
         return self._reports[part].num_dropped_tokens > 0
 
-    def _parts(self, event: Event) -> list[Part]:
+    def _parts(self, event: Event) -> list[Part[Choice]]:
         """A suffix goes out before the end of its choice, so that what only ends a choice shows no text."""
         part = self._part(event)
         choice = part.choice
@@ -308,7 +282,7 @@ class Composer:
         )
         return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
 
-    def _part(self, event: Event) -> Part:
+    def _part(self, event: Event) -> Part[Choice]:
         delta, index = event.delta, event.index
         is_first = index not in self._has_begun
         self._has_begun.add(index)
@@ -416,5 +390,5 @@ async def collect_embeddings(run: Run, request: EmbeddingRequest) -> Fragment:
         if event.delta.recording is not None:
             found[event.index] = event.delta.recording
     recordings = [found[index] for index in range(len(request.prompts))]
-    usage = run.tally.usage
+    usage = run.stats.usage
     return await asyncio.to_thread(lambda: Fragment(dump(embeddings_body(request, recordings, usage=usage))))

@@ -18,7 +18,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import LOCAL, Tenant
-from serve_app.router.accounting import Books
+from serve_app.router.accounting import Accounting
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import Fleet, Placement
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
@@ -46,7 +46,7 @@ class Router:
 
     admission: what lets them in; one that outlives the router goes on counting when that is exchanged
     tenant:    who asks, and so what there is to be asked for
-    books:     where limits are kept and requests written down; None is nowhere
+    accounting: where limits are kept and requests written down; None is nowhere
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class Router:
         placement: Placement | None = None,
         admission: Admission | None = None,
         tenant: Tenant = LOCAL.tenant,
-        books: Books | None = None,
+        accounting: Accounting | None = None,
     ) -> None:
-        self.books = books
+        self.accounting = accounting
         self.fleet = fleet
         self.view = fleet.seen_with(tenant.rights)
         self._tenant = tenant
@@ -128,7 +128,7 @@ class Router:
             placement=self._placement,
             admission=self.admission,
             tenant=tenant,
-            books=self.books,
+            accounting=self.accounting,
         )
 
     def check_lengths(self, run: Run) -> None:
@@ -144,21 +144,21 @@ class Router:
 
     async def reserve(self, run: Run) -> Permit | None:
         """What a run that was opened may come to, of its tenant's limits. Raises as `Quotas.reserve`."""
-        return None if self.books is None else await self.books.reserve(self._tenant, run, self._card_of)
+        return None if self.accounting is None else await self.accounting.reserve(self._tenant, run, self._card_of)
 
     async def reserve_one(self) -> Permit | None:
         """For a request that computes no tokens. Raises as `Quotas.reserve`."""
-        return None if self.books is None else await self.books.reserve_one(self._tenant)
+        return None if self.accounting is None else await self.accounting.reserve_one(self._tenant)
 
     @property
     def prices(self) -> Prices:
         """What tokens cost; where nothing is written down, nothing."""
-        return Prices() if self.books is None else self.books.prices
+        return Prices() if self.accounting is None else self.accounting.prices
 
     @property
     def rates(self) -> Rates:
         """How the tenant's limits per minute stand."""
-        return {} if self.books is None else self.books.rates(self._tenant)
+        return {} if self.accounting is None else self.accounting.rates(self._tenant)
 
     def writings_of(self, run: Run) -> tuple[Writing, ...]:
         """How the model of each part of a run writes."""

@@ -24,7 +24,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import ALL_LOST, Fleet, Placement
 from serve_app.router.link import ReplicaLink
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -68,7 +68,7 @@ class Run:
     ) -> None:
         self.response_id = response_id
         self.requests = tuple(requests)
-        self.tally = Tally()
+        self.stats = RunStats()
         self._fleet = fleet
         self._placement = placement
         self._settings = settings or RunSettings()
@@ -99,12 +99,12 @@ class Run:
     @property
     def num_finished(self) -> dict[str, int]:
         """Completions that have ended, by base."""
-        return {base: tally.num_finished for base, tally in self._tallies_by(lambda each: each.model.base).items()}
+        return {base: stats.num_finished for base, stats in self._stats_by(lambda each: each.model.base).items()}
 
     @property
-    def tallies(self) -> dict[ModelRef, Tally]:
+    def stats_by_model(self) -> dict[ModelRef, RunStats]:
         """What each model's part came to."""
-        return self._tallies_by(lambda request: request.model)
+        return self._stats_by(lambda request: request.model)
 
     async def in_turn(self, turn: Awaitable[None]) -> None:
         """Wait for the run's turn to start. Raises DeadlineExceeded where that takes all the time it has."""
@@ -180,7 +180,7 @@ class Run:
     def _submit(self, link: ReplicaLink, share: Iterable[Homeless]) -> None:
         attempts = [each.on(link, self.response_id) for each in share]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
-        self.tally.place([attempt.part for attempt in attempts], link.replica_id)
+        self.stats.place([attempt.part for attempt in attempts], link.replica_id)
         self._num_submissions += 1
         submission = link.submit([attempt.request for attempt in attempts], self._receive)
         submission.add_done_callback(lambda done: self._note_answer(attempts, done))
@@ -209,7 +209,7 @@ class Run:
             self._lose(attempt, self.told([attempt.request.model], delta.error))
             return
         index = attempt.part * attempt.request.n + delta.sample
-        num_tokens = self.tally.note(delta, part=attempt.part, index=index)
+        num_tokens = self.stats.note(delta, part=attempt.part, index=index)
         event = Event(index=index, part=attempt.part, delta=delta, completion_tokens=num_tokens)
         attempt.num_unfinished -= delta.finish is not None
         if not attempt.num_unfinished:
@@ -245,7 +245,7 @@ class Run:
             return
         (self._lost if isinstance(error, ReplicaLost) else self._failed).add(attempt.link)
         self._inbox.drop(attempt.part)
-        self.tally.drop(attempt.part)
+        self.stats.drop(attempt.part)
         if not self._homeless:
             asyncio.get_running_loop().call_soon(self._settle)  # by then all that were lost with it are known
         self._homeless.append(Homeless.after(attempt, error))
@@ -312,14 +312,14 @@ class Run:
         for link, request_ids in running.items():
             link.abort(request_ids)
 
-    def _tallies_by(self, key: Callable[[GenerationRequest], Key]) -> dict[Key, Tally]:
+    def _stats_by(self, key: Callable[[GenerationRequest], Key]) -> dict[Key, RunStats]:
         """Of those requests together that have this in common."""
         parts: dict[Key, set[int]] = {}
         for part, request in enumerate(self.requests):
             parts.setdefault(key(request), set()).add(part)
         if len(parts) == 1:
-            return dict.fromkeys(parts, self.tally)
-        return {name: self.tally.of(of_name) for name, of_name in parts.items()}
+            return dict.fromkeys(parts, self.stats)
+        return {name: self.stats.of(of_name) for name, of_name in parts.items()}
 
     def _running(self) -> dict[ReplicaLink, list[str]]:
         """The requests that have not ended, by where they run."""

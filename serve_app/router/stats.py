@@ -16,7 +16,7 @@ from serve_app.core.request import GenerationRequest
 
 
 @dataclass(slots=True)
-class PromptTally:
+class PromptStats:
     """One prompt for one model, as far as its present attempt goes.
 
     completion_tokens: by choice; num_completion_tokens: of all of them
@@ -33,7 +33,7 @@ class PromptTally:
     engine_ns: int = 0
 
 
-class Tally:
+class RunStats:
     """Fed by the run alone, with every delta when it comes. A lost attempt leaves only what it had computed.
 
     entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
@@ -45,16 +45,16 @@ class Tally:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.excerpts: Excerpts | None = None
         self._clock = clock
-        self._prompts: dict[int, PromptTally] = {}
+        self._prompts: dict[int, PromptStats] = {}
         self._num_generated: Counter[int] = Counter()
         self._num_moves: Counter[int] = Counter()
         self._usage: Usage | None = None  # as of the last delta, once somebody has asked
         self._replicas: dict[int, list[str]] = {}
         self.entered_at = clock()
 
-    def of(self, parts: Collection[int]) -> Tally:
+    def of(self, parts: Collection[int]) -> RunStats:
         """What these parts of the request alone came to so far."""
-        own = Tally(self._clock)
+        own = RunStats(self._clock)
         own.entered_at = self.entered_at
         own._prompts = {part: each for part, each in self._prompts.items() if part in parts}
         own._num_generated = Counter({part: count for part, count in self._num_generated.items() if part in parts})
@@ -67,7 +67,7 @@ class Tally:
             self._replicas.setdefault(part, []).append(replica_id)
 
     @property
-    def parts(self) -> Iterator[tuple[int, PromptTally, Sequence[str]]]:
+    def parts(self) -> Iterator[tuple[int, PromptStats, Sequence[str]]]:
         """What each came to of which something was heard, with the replicas that it was given to, the last one last."""
         for part, prompt in sorted(self._prompts.items()):
             yield part, prompt, self._replicas.get(part, ())
@@ -174,7 +174,7 @@ class Tally:
         The finish of a choice knows also tokens that no delta carried.
         """
         self._usage = None
-        prompt = self._prompts.get(part) or self._prompts.setdefault(part, PromptTally())
+        prompt = self._prompts.get(part) or self._prompts.setdefault(part, PromptStats())
         prompt.last_at = self._clock()
         if prompt.first_at is None:
             prompt.first_at = prompt.last_at

@@ -15,7 +15,7 @@ from serve_app.api.parameters import PARAMETERS
 from serve_app.api.responding import RESPONSES
 from serve_app.core.errors import ServeError
 from serve_app.core.tenants import LOCAL, Amount, Identity
-from serve_app.router.accounting import ERROR, Books
+from serve_app.router.accounting import ERROR, Accounting
 from serve_app.router.admission import Ticket
 from serve_app.router.quotas import Permit
 from serve_app.router.run import Run
@@ -57,7 +57,7 @@ class Story:
         """Have texts of this run kept where the tenant asked for that and the request is in its sample."""
         tenant = self.identity.tenant
         if is_sampled(self.request_id, tenant=tenant.name, share=tenant.log_texts):
-            self.excerpts = run.tally.excerpts = Excerpts(run.requests)
+            self.excerpts = run.stats.excerpts = Excerpts(run.requests)
 
     def texts(self) -> dict[str, object]:
         """The line of its excerpts; empty where there are none."""
@@ -93,8 +93,8 @@ class Story:
             facts |= {"error_code": self.error.code, "param": _known(self.error.param)}
         return facts
 
-    def end(self, status: int, books: Books | None = None) -> None:
-        """The request is over: its place is free, and where there are books it is written down, a stream that ended by
+    def end(self, status: int, accounting: Accounting | None = None) -> None:
+        """The request is over: its place is free, and with `accounting` it is written down, a stream that ended by
         an error as that.
 
         status: of the response
@@ -102,16 +102,16 @@ class Story:
         if self.ticket is not None:
             self.ticket.give_back(None if self.run is None else self.run.num_finished)
         given = self.run or (self.opened if self.opened is not None and _may_be_computed(self.opened) else None)
-        if books is not None and given is not None:
+        if accounting is not None and given is not None:
             status = status if self.error is None or status >= ERROR else self.error.status
-            books.close(self.identity, given, request_id=self.request_id, status=status, permit=self.permit)
+            accounting.close(self.identity, given, request_id=self.request_id, status=status, permit=self.permit)
         elif self.permit is not None:  # no replica took it
             self.permit.settle(Amount())
 
 
 def _may_be_computed(opened: Run) -> bool:
     """Whether replicas were given some of it, and none has refused."""
-    return bool(opened.tally.given) and not opened.is_refused
+    return bool(opened.stats.given) and not opened.is_refused
 
 
 def _now() -> str:
@@ -138,11 +138,11 @@ def _facts_of_request(request: CompletionRequest, models: Sequence[str]) -> dict
 
 
 def _facts_of_run(run: Run) -> dict[str, object]:
-    usage = run.tally.usage
+    usage = run.stats.usage
     return {
         "response_id": run.response_id,
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
-        "finish_reasons": {reason.value: count for reason, count in run.tally.finish_reasons.items()},
+        "finish_reasons": {reason.value: count for reason, count in run.stats.finish_reasons.items()},
     }

@@ -13,8 +13,7 @@ from serve_app.tenants.declaration import changed, names_twice, tenant_from, tol
 from serve_app.tenants.errors import NotThere, TenancyError, unavailable
 from serve_app.tenants.keys import Key, digest_of, new_key, new_key_id
 from serve_app.tenants.ledger import LedgerStore, columns_of, question_of, report_of
-from serve_app.tenants.records import Author
-from serve_app.tenants.store import TenantStore
+from serve_app.tenants.store import Author, TenantStore
 
 DAY_S = 86_400.0
 DEFAULT_OVERLAP_S = DAY_S
@@ -29,7 +28,7 @@ Arguments = Mapping[str, object]
 Answer = dict[str, object]
 
 
-class Office:
+class AdminService:
     """The one place where administration begins: what HTTP and the command line ask for is spelled alike."""
 
     def __init__(self, store: TenantStore, pepper: bytes) -> None:

@@ -108,7 +108,7 @@ def _bearer(key: Key, tenants: Mapping[str, Tenant]) -> Identity:
 RETRY_S = 2
 
 
-class HeldDirectory:
+class KeyCache:
     """grace_s: what was heard last is good for so long; then nobody is let in
 
     Times called `heard_at` and `at` are of one monotonic clock, in seconds.

@@ -17,7 +17,7 @@ MAX_DENIAL_S = 0.25
 NEVER_TOLD = Lease(granted={}, left={}, waits={}, resets={}, lasts_s=0.0, num_routers=sys.maxsize)
 
 
-class Wallet:
+class LeasedLimits:
     """Taking is all or nothing. What was given back may be taken again.
 
     ends: of budgets, when the day or month ends that is counted now; another object after each lease
@@ -140,7 +140,7 @@ class Wallet:
         return -(-bound // SHARE) // self._told.num_routers
 
     def _recent(self, used: Amounts, now: float) -> Amounts:
-        """What was used within the last minute, or a second more. Nothing is between two statements of a wallet in use
+        """What was used within the last minute, or a second more. Nothing is between two statements of limits in use
         but half a second, so that a request need not be noted.
         """
         past = self._past

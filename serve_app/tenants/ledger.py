@@ -430,7 +430,7 @@ def _is_day(text: str) -> bool:
 
 
 def csv_of(answer: Mapping[str, object]) -> str:
-    """What the office answered of usage, as comma-separated values."""
+    """Return what the admin service answered of usage as comma-separated values."""
     columns, data = answer["columns"], answer["data"]
     assert isinstance(columns, dict)
     assert isinstance(data, list)

@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, insert, select, update
+from sqlalchemy import URL, Connection, Engine, Row, create_engine, delete, event, func, insert, select, update
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
-from serve_app.core.tenants import Tenant
-from serve_app.tenants import records, tables
-from serve_app.tenants.declaration import told_of
+from serve_app.core.tenants import Scope, Tenant
+from serve_app.tenants import tables
+from serve_app.tenants.declaration import is_name, tenant_from, told_of
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError, unopened
 from serve_app.tenants.keys import Directory, Key, fingerprint_of
-from serve_app.tenants.records import Author
 
 BUSY_TIMEOUT_MS = 10_000
 
@@ -96,23 +95,23 @@ class TenantStore:
     def version(self) -> int:
         """Of what is kept now."""
         with self._engine.connect() as connection:
-            return records.fact(connection, "version")
+            return fact(connection, "version")
 
     @property
     def has_pepper(self) -> bool:
         """Whether a pepper was used with it already."""
         with self._engine.connect() as connection:
-            return records.fact(connection, "pepper") > 0
+            return fact(connection, "pepper") > 0
 
     def is_pepper(self, pepper: bytes) -> bool:
         """Whether keys are made under it; any is, where none was used yet."""
         with self._engine.connect() as connection:
-            return records.fact(connection, "pepper") in (0, fingerprint_of(pepper))
+            return fact(connection, "pepper") in (0, fingerprint_of(pepper))
 
     def use_pepper(self, pepper: bytes) -> None:
         """Raises TenancyError where keys were made under another one, as none of them would open the door."""
         with self._engine.begin() as connection:
-            known = records.fact(connection, "pepper")
+            known = fact(connection, "pepper")
             if not known:
                 row = {"name": "pepper", "value": fingerprint_of(pepper)}
                 connection.execute(insert(tables.facts), [row])
@@ -122,25 +121,24 @@ class TenantStore:
     def directory(self, pepper: bytes) -> Directory:
         """Everything as it is at one moment."""
         with self._engine.connect() as connection:
-            version = records.fact(connection, "version")  # first: what changes meanwhile is looked at again
+            version = fact(connection, "version")  # first: what changes meanwhile is looked at again
             rows, keys = connection.execute(select(tables.tenants)).all(), connection.execute(select(tables.keys)).all()
-            added = records.added(connection)
-        tenants = [replace(records.tenant_of(row), added=added.get(row.name, 0)) for row in rows]
-        return Directory(tenants, map(records.key_of, keys), pepper=pepper, version=version)
+            added = when_added(connection)
+        tenants = [replace(tenant_of(row), added=added.get(row.name, 0)) for row in rows]
+        return Directory(tenants, map(key_of, keys), pepper=pepper, version=version)
 
     def tenants(self) -> list[Tenant]:
         """All of them, by name."""
         with self._engine.connect() as connection:
             return [
-                records.tenant_of(row)
-                for row in connection.execute(select(tables.tenants).order_by(tables.tenants.c.name))
+                tenant_of(row) for row in connection.execute(select(tables.tenants).order_by(tables.tenants.c.name))
             ]
 
     def tenant(self, name: str) -> Tenant:
         """Raises NotThere."""
-        records.check_name("tenant", name)
+        check_name("tenant", name)
         with self._engine.connect() as connection:
-            return records.tenant_named(connection, name)
+            return tenant_named(connection, name)
 
     def keys(self, tenant: str | None = None) -> list[Key]:
         """Of one tenant or of all, the oldest first."""
@@ -148,13 +146,13 @@ class TenantStore:
         if tenant is not None:
             wanted = wanted.where(tables.keys.c.tenant == tenant)
         with self._engine.connect() as connection:
-            return [records.key_of(row) for row in connection.execute(wanted)]
+            return [key_of(row) for row in connection.execute(wanted)]
 
     def key(self, key_id: str) -> Key:
         """Raises NotThere."""
-        records.check_name("key", key_id)
+        check_name("key", key_id)
         with self._engine.connect() as connection:
-            return records.key_named(connection, key_id)
+            return key_named(connection, key_id)
 
     def events(self, *, after: int = 0, most: int = 1000) -> list[Event]:
         """Those behind the event of that number, the oldest first."""
@@ -175,11 +173,11 @@ class TenantStore:
 
         Raises NotThere, and what making it raises.
         """
-        records.check_name("tenant", name)
+        check_name("tenant", name)
         with self._growing() as connection:
-            tenant = change(records.tenant_named(connection, name))
-            records.set_tenant(connection, tenant)
-            records.note(connection, by, "set tenant", name, told_of(tenant))
+            tenant = change(tenant_named(connection, name))
+            set_tenant(connection, tenant)
+            note(connection, by, "set tenant", name, told_of(tenant))
         return tenant
 
     def change_tenants(
@@ -196,28 +194,28 @@ class TenantStore:
         version: that this was made for; of another nothing is changed. None is any
         """
         for name in removed:
-            records.check_name("tenant", name)
+            check_name("tenant", name)
         if not (added or changed or removed):
             return
         with self._growing() as connection:
-            if version is not None and records.fact(connection, "version") != version + 1:
+            if version is not None and fact(connection, "version") != version + 1:
                 raise TenancyError("The tenants were changed meanwhile, and nothing was done; try again.")
             for tenant in added:
-                records.add_tenant(connection, tenant)
-                records.note(connection, by, records.ADDED, tenant.name, told_of(tenant))
+                add_tenant(connection, tenant)
+                note(connection, by, ADDED, tenant.name, told_of(tenant))
             for tenant in changed:
-                records.set_tenant(connection, tenant)
-                records.note(connection, by, "set tenant", tenant.name, told_of(tenant))
+                set_tenant(connection, tenant)
+                note(connection, by, "set tenant", tenant.name, told_of(tenant))
             for name in removed:
-                records.remove_tenant(connection, name)
-                records.note(connection, by, "remove tenant", name, {})
+                remove_tenant(connection, name)
+                note(connection, by, "remove tenant", name, {})
 
     def add_key(self, key: Key, by: Author) -> None:
         """Raises NotThere where there is no such tenant."""
-        records.check_name("tenant", key.tenant)
+        check_name("tenant", key.tenant)
         try:
             with self._growing() as connection:
-                records.add_key(connection, key, by)
+                add_key(connection, key, by)
         except IntegrityError:
             raise NotThere(f"There is no tenant {key.tenant!r}.") from None
 
@@ -226,33 +224,33 @@ class TenantStore:
 
         Raises NotThere.
         """
-        records.check_name("key", key_id)
+        check_name("key", key_id)
         with self._growing() as connection:
-            records.end_key(connection, records.key_named(connection, key_id), until, by, {})
+            end_key(connection, key_named(connection, key_id), until, by, {})
 
     def replace_key(self, key_id: str, successor: Callable[[Key], Key], until: float, by: Author) -> Key:
         """Put a key beside another one, which is good until then (Unix seconds); nobody changes that one meanwhile.
 
         successor: makes it of the old one. Raises NotThere, and what that raises.
         """
-        records.check_name("key", key_id)
+        check_name("key", key_id)
         with self._growing() as connection:
-            old = records.key_named(connection, key_id)
+            old = key_named(connection, key_id)
             new = successor(old)
-            records.add_key(connection, new, by)
-            records.end_key(connection, old, until, by, {"replaced_by": new.id})
+            add_key(connection, new, by)
+            end_key(connection, old, until, by, {"replaced_by": new.id})
         return new
 
     def _schema(self) -> int:
         with self._engine.connect() as connection:
-            return records.fact(connection, "schema")
+            return fact(connection, "schema")
 
     def _create(self) -> int:
         with tables.creating(self._engine) as connection:
-            if not records.fact(connection, "schema"):
+            if not fact(connection, "schema"):
                 rows = [{"name": "schema", "value": tables.SCHEMA}, {"name": "version", "value": 1}]
                 connection.execute(insert(tables.facts), rows)
-            return records.fact(connection, "schema")
+            return fact(connection, "schema")
 
     @contextmanager
     def _growing(self) -> Iterator[Connection]:
@@ -281,3 +279,98 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     """Readers and a writer beside each other (https://sqlite.org/wal.html), and references that are kept."""
     for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+ADDED = "add tenant"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Author:
+    """Who changes something, and when (Unix seconds). name: a key's id, or `command line`"""
+
+    name: str
+    at: float
+
+
+def fact(connection: Connection, name: str) -> int:
+    return connection.execute(select(tables.facts.c.value).where(tables.facts.c.name == name)).scalar() or 0
+
+
+def note(connection: Connection, by: Author, action: str, subject: str, details: Mapping[str, object]) -> None:
+    row = {"at": by.at, "actor": by.name, "action": action, "subject": subject, "details": dict(details)}
+    connection.execute(insert(tables.events), [row])
+
+
+def add_tenant(connection: Connection, tenant: Tenant) -> None:
+    try:
+        connection.execute(insert(tables.tenants), [{"name": tenant.name, "declared": told_of(tenant)}])
+    except IntegrityError:
+        raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
+
+
+def when_added(connection: Connection) -> dict[str, int]:
+    """The number of the event by which each tenant was added last."""
+    events = tables.events.c
+    number = func.max(events.id).label("number")
+    wanted = select(events.subject, number).where(events.action == ADDED).group_by(events.subject)
+    return {row.subject: row.number for row in connection.execute(wanted)}
+
+
+def set_tenant(connection: Connection, tenant: Tenant) -> None:
+    wanted = update(tables.tenants).where(tables.tenants.c.name == tenant.name)
+    if not connection.execute(wanted.values(declared=told_of(tenant))).rowcount:
+        raise NotThere(f"There is no tenant {tenant.name!r}.")
+
+
+def remove_tenant(connection: Connection, name: str) -> None:
+    if not connection.execute(delete(tables.tenants).where(tables.tenants.c.name == name)).rowcount:
+        raise NotThere(f"There is no tenant {name!r}.")
+
+
+def tenant_named(connection: Connection, name: str) -> Tenant:
+    row = connection.execute(select(tables.tenants).where(tables.tenants.c.name == name)).one_or_none()
+    if row is None:
+        raise NotThere(f"There is no tenant {name!r}.")
+    return tenant_of(row)
+
+
+def add_key(connection: Connection, key: Key, by: Author) -> None:
+    columns = {column.name: getattr(key, column.name) for column in tables.keys.columns}
+    connection.execute(insert(tables.keys), [{**columns, "scopes": sorted(key.scopes)}])
+    details = {"tenant": key.tenant, "scopes": sorted(key.scopes), "expires_at": key.expires_at}
+    note(connection, by, "create key", key.id, details)
+
+
+def end_key(connection: Connection, key: Key, until: float, by: Author, details: Mapping[str, object]) -> None:
+    until = until if key.revoked_at is None else min(until, key.revoked_at)
+    connection.execute(update(tables.keys).where(tables.keys.c.id == key.id).values(revoked_at=until))
+    note(connection, by, "end key", key.id, {"revoked_at": until, **details})
+
+
+def tenant_of(row: Row[Any]) -> Tenant:
+    return tenant_from(row.declared)
+
+
+def check_name(kind: str, name: str) -> None:
+    """Raise NotThere for what no database may be asked for, as half a character, or NUL."""
+    if not is_name(name):
+        raise NotThere(f"There is no {kind} {name[: tables.MAX_NAME_CHARS]!a}.")
+
+
+def key_named(connection: Connection, key_id: str) -> Key:
+    row = connection.execute(select(tables.keys).where(tables.keys.c.id == key_id)).one_or_none()
+    if row is None:
+        raise NotThere(f"There is no key {key_id!r}.")
+    return key_of(row)
+
+
+def key_of(row: Row[Any]) -> Key:
+    return Key(
+        id=row.id,
+        tenant=row.tenant,
+        digest=row.digest,
+        scopes=frozenset(map(Scope, row.scopes)),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )

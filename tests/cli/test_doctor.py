@@ -34,10 +34,10 @@ from serve_app.cli.doctor.probes import routes
 from serve_app.cli.doctor.report import CHECKS, examine, lines_of, object_of
 from serve_app.cli.processes import Process
 from serve_app.core.tenants import Limits, Scope, Tenant
-from serve_app.tenants.admin_service import Office
+from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.keys import Key
 from serve_app.tenants.opening import Inspection, PepperState, inspect_store, open_store
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.cli.runs import needs_proc
 
 PEPPER = "p" * 32
@@ -285,7 +285,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make_store() -> None:
     store, pepper = open_store("sqlite:///kept.db", pepper_file=Path("serve_app.pepper"), environment=None)
-    Office(store, pepper).answer("create_admin_key", {}, Author(name="test", at=0.0))
+    AdminService(store, pepper).answer("create_admin_key", {}, Author(name="test", at=0.0))
     store.close()
 
 

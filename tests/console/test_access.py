@@ -61,7 +61,7 @@ def test_a_team_sees_its_own_usage_and_nothing_of_others(guarded: Served, house:
         Row(id=name, tenant=name, key_id="k", request_id=name, model="tiny", at=at, prompt_tokens=tokens)
         for name, tokens in (("acme", 1234), ("rivals", 98765))
     ]
-    house.office.ledger.record(rows, [], at)
+    house.admin_service.ledger.record(rows, [], at)
     page = new_page(guarded.url)
     sign_in(page, key)
     page.get_by_role("link", name="Access").click()

@@ -1,4 +1,4 @@
-"""Routers that keep books, over replicas and accounts in the process."""
+"""Routers that keep accounting, over replicas and accounts in the process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from serve_app.core.ledger import Counted, Price, Prices, Row, UsageLine, UsageQ
 from serve_app.core.tenants import Identity, Lease, Limits, Statement, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
-from serve_app.router.accounting import Books
+from serve_app.router.accounting import Accounting
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
-from serve_app.router.ledger_writer import Scribe
+from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router
 from serve_app.tenants.ledger import LedgerStore
@@ -63,10 +63,10 @@ class FakeAccounts:
 
 @dataclass(slots=True)
 class House:
-    """One router, its clients and its books."""
+    """One router, its clients and its accounting."""
 
     fleet: Fleet
-    books: Books
+    accounting: Accounting
     client: httpx.AsyncClient
     admission: Admission
     tasks: list[asyncio.Task[object]] = field(default_factory=list)
@@ -89,13 +89,13 @@ def house(accounts: FakeAccounts, backends: Sequence[FakeBackend], name: str = "
     fleet = Fleet(name)
     for backend in backends:
         fleet.put(backend.card, backend)
-    books = Books(Quotas(name, accounts), Scribe(accounts, fleet.counts), accounts, wall=lambda: 0.0)
-    books.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
+    accounting = Accounting(Quotas(name, accounts), LedgerWriter(accounts, fleet.counts), accounts, wall=lambda: 0.0)
+    accounting.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
     door = Door(identify=lambda key: Identity(tenant=TENANTS[key or ""], key_id=f"key of {key}"))
-    router = Router(fleet, books=books)
+    router = Router(fleet, accounting=accounting)
     app = build_app(router, door=door, replays=Replays(ReplaySettings(seconds=60)))
     transport = httpx.ASGITransport(app=app)
-    return House(fleet, books, httpx.AsyncClient(transport=transport, base_url="http://flow"), router.admission)
+    return House(fleet, accounting, httpx.AsyncClient(transport=transport, base_url="http://flow"), router.admission)
 
 
 def backend(number: int, *, is_stepped: bool = False) -> FakeBackend:
@@ -105,7 +105,7 @@ def backend(number: int, *, is_stepped: bool = False) -> FakeBackend:
 async def flushed(house: House, *, is_sure: bool) -> None:
     while True:
         try:
-            await house.books.scribe.flush()
+            await house.accounting.ledger_writer.flush()
             return
         except ConnectionError:
             if not is_sure:

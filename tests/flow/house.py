@@ -15,23 +15,23 @@ from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
-from serve_app.tenants.admin_service import Office
+from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 PEPPER = "p" * 32
 
 
 class House:
-    """A store, its office, and the application that asks it about every key."""
+    """A store, its admin service, and the application that asks it about every key."""
 
     def __init__(self, folder: Path) -> None:
         url = f"sqlite:///{folder / 'kept.db'}"
         self.store, pepper = open_store(url, pepper_file=folder / "none", environment=PEPPER)
-        self.office = Office(self.store, pepper)
-        self.admin = str(self.office.answer("create_admin_key", {}, Author(name="test", at=0.0))["key"])
+        self.admin_service = AdminService(self.store, pepper)
+        self.admin = str(self.admin_service.answer("create_admin_key", {}, Author(name="test", at=0.0))["key"])
         self.fleet = Fleet("router-0")
         self.backend = FakeBackend(replica_card("r0", model_card("tiny", adapter_card("sql"))))
         door = Door(
@@ -51,7 +51,7 @@ class House:
 
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> Mapping[str, object]:
         try:
-            return self.office.answer(service, arguments, Author(name=actor, at=time.time()))
+            return self.admin_service.answer(service, arguments, Author(name=actor, at=time.time()))
         except NotThere as error:
             raise NotFound(str(error)) from error
         except TenancyError as error:
@@ -60,8 +60,8 @@ class House:
     def key(self, tenant: str, **declared: object) -> dict[str, str]:
         """Headers with the key of a new tenant."""
         by = Author(name="test", at=0.0)
-        self.office.answer("add_tenant", {"name": tenant, **declared}, by)
-        return bearing(str(self.office.answer("create_key", {"tenant": tenant}, by)["key"]))
+        self.admin_service.answer("add_tenant", {"name": tenant, **declared}, by)
+        return bearing(str(self.admin_service.answer("create_key", {"tenant": tenant}, by)["key"]))
 
 
 def bearing(key: str) -> dict[str, str]:

@@ -19,7 +19,7 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.flow.house import House, bearing
 
 
@@ -60,7 +60,7 @@ async def test_every_route_of_administrators_wants_a_key_of_theirs(
     assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
     others = house.key("acme")
     assert (await client.request(method, address(path), headers=others)).status_code == 403
-    everything = house.office.answer(
+    everything = house.admin_service.answer(
         "create_key",
         {"tenant": "acme", "scopes": sorted(set(Scope) - {Scope.ADMIN})},
         Author(name="test", at=0.0),

@@ -33,7 +33,7 @@ from serve_app.http.metrics import Metrics
 from serve_app.http.middleware import REFUSED
 from serve_app.http.settings import HttpSettings
 from serve_app.router.router import Router
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.fakes import FakeBackend, model_card, replica_card
 from tests.flow.test_admin import House, address, bearing, client, house  # noqa: F401
 from tests.pictures import sent
@@ -46,7 +46,7 @@ WALK = [*((path, path.method) for path in Path), *SERVICES]
 def key_for(scope: Scope, of: House) -> dict[str, str]:
     """Headers with a key that is for that alone."""
     by = Author(name="test", at=0.0)
-    return bearing(str(of.office.answer("create_key", {"tenant": "acme", "scopes": [scope]}, by)["key"]))
+    return bearing(str(of.admin_service.answer("create_key", {"tenant": "acme", "scopes": [scope]}, by)["key"]))
 
 
 def test_the_walk_has_every_route_that_is_served(house: House) -> None:  # noqa: F811

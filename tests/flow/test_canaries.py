@@ -19,16 +19,16 @@ from serve_app.deployments.logs import ACCESS_LOGGER, SERVES_LOGGER
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.observe.lines import GuardedFormatter
-from serve_app.router.accounting import Books
+from serve_app.router.accounting import Accounting
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays
-from serve_app.router.ledger_writer import Scribe
+from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router
-from serve_app.tenants.admin_service import Office
+from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.lending import Lending
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 from tests.flow.bookkeeping import FakeAccounts
 
@@ -44,24 +44,26 @@ class House:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store, pepper = open_store(f"sqlite:///{folder}/kept.db", pepper_file=folder / "none", environment=PEPPER)
-        self.office = Office(self.store, pepper)
-        self.keys = {"admin": str(self.office.answer("create_admin_key", {}, BY)["key"])}
+        self.admin_service = AdminService(self.store, pepper)
+        self.keys = {"admin": str(self.admin_service.answer("create_admin_key", {}, BY)["key"])}
         for name in ("acme", "beta"):
             limits = {"tokens_per_minute": 1_000_000}
-            self.office.answer("add_tenant", {"name": name, "limits": limits}, BY)
+            self.admin_service.answer("add_tenant", {"name": name, "limits": limits}, BY)
             scopes = ["infer", "metrics"]
-            self.keys[name] = str(self.office.answer("create_key", {"tenant": name, "scopes": scopes}, BY)["key"])
+            self.keys[name] = str(
+                self.admin_service.answer("create_key", {"tenant": name, "scopes": scopes}, BY)["key"]
+            )
         self.directory = self.store.directory(pepper)
         lending = Lending(lambda name: self.directory.tenants[name].limits, clock=lambda: 0.0, wall=lambda: 0.0)
         self.fleet = Fleet("router-0")
-        self.books = Books(
-            Quotas("router-0", accounts := FakeAccounts(self.office.ledger, lending)),
-            Scribe(accounts, self.fleet.counts),
+        self.accounting = Accounting(
+            Quotas("router-0", accounts := FakeAccounts(self.admin_service.ledger, lending)),
+            LedgerWriter(accounts, self.fleet.counts),
             accounts,
         )
         self.backend = self.another("r0")
         door = Door(identify=lambda key: self.directory.identify(key, time.time()), administer=self.administer)
-        self.app = build_app(Router(self.fleet, books=self.books), door=door, replays=Replays())
+        self.app = build_app(Router(self.fleet, accounting=self.accounting), door=door, replays=Replays())
 
     def another(self, replica_id: str) -> FakeBackend:
         backend = FakeBackend(replica_card(replica_id, model_card("tiny", adapter_card("sql"))), is_stepped=True)
@@ -69,7 +71,7 @@ class House:
         return backend
 
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> Mapping[str, object]:
-        return self.office.answer(service, arguments, Author(name=actor, at=time.time()))
+        return self.admin_service.answer(service, arguments, Author(name=actor, at=time.time()))
 
     def bearing(self, name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {self.keys[name]}"}
@@ -171,7 +173,7 @@ async def send(house: House, client: httpx.AsyncClient, sent: tuple[str, str, An
 
 async def sinks(house: House, client: httpx.AsyncClient, log: io.StringIO) -> dict[str, str]:
     """All that is kept of requests, or told to somebody else, by where that is."""
-    await house.books.scribe.flush()
+    await house.accounting.ledger_writer.flush()
     paths = (
         "/metrics",
         "/admin/events",

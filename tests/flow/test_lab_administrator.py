@@ -80,7 +80,7 @@ def test_the_ledger_is_a_table_by_what_was_asked_for(house: House, administrator
         for tenant in ("acme", "beta")
         for number in range(2)
     ]
-    house.office.ledger.record(rows, (), AT)
+    house.admin_service.ledger.record(rows, (), AT)
     told = administrator.ledger("tenant,model")
     assert told.index.names == ["tenant", "model"]
     assert told.loc[("acme", "tiny"), ["requests", "cost"]].to_list() == [2, 1.0]

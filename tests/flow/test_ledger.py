@@ -51,7 +51,7 @@ async def test_a_request_is_one_row_with_what_it_came_to(one: House, accounts: F
     response = await one.tasks[0]
     assert isinstance(response, httpx.Response)
     usage = response.json()["usage"]
-    await one.books.scribe.flush()
+    await one.accounting.ledger_writer.flush()
     found = sums(accounts, key_id="key of acme", adapter="pirate")
     assert (found["requests"], found["choices"]) == (1, 2)
     assert (found["prompt_tokens"], found["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
@@ -69,7 +69,7 @@ async def test_a_repeat_under_an_idempotency_key_is_one_row_and_uses_up_no_limit
     plain = await one.client.post("/v1/completions", json=asked, headers={"x-api-key": "acme"})
     left = [int(each.headers["x-ratelimit-remaining-requests"]) for each in (first, plain)]
     assert left == [99, 98]
-    await one.books.scribe.flush()
+    await one.accounting.ledger_writer.flush()
     found = sums(accounts, key_id="key of acme")
     usages = [each.json()["usage"]["completion_tokens"] for each in (first, plain)]
     assert (found["requests"], found["completion_tokens"]) == (2, sum(usages))
@@ -111,7 +111,7 @@ async def test_requests_that_compute_no_tokens_count_too_and_have_no_row(
     assert int(answers[-1].headers["retry-after"]) >= 1
     assert answers[-1].headers["x-ratelimit-remaining-requests"] == "0"
     assert (await one.client.post(path, json=body, headers={"x-api-key": "beta"})).status_code == 200
-    await one.books.scribe.flush()
+    await one.accounting.ledger_writer.flush()
     assert sums(accounts)["requests"] == 0
 
 
@@ -146,10 +146,10 @@ async def test_a_client_that_leaves_pays_what_was_computed_and_gets_back_what_wa
     await asyncio.sleep(0.01)
     slow.tasks[0].cancel()
     await asyncio.gather(*slow.tasks, return_exceptions=True)
-    await slow.books.scribe.flush()
+    await slow.accounting.ledger_writer.flush()
     assert sums(accounts, tenant="acme")["completion_tokens"] == stepped.spent["acme"].completion_tokens
-    await slow.books.quotas.renew()
-    rates = slow.books.rates(TENANTS["acme"])
+    await slow.accounting.quotas.renew()
+    rates = slow.accounting.rates(TENANTS["acme"])
     assert [rate.remaining for rate in rates.values()] == [99, 100_000 - 3 - completion]
     assert accounts.lending.free("acme")
     await slow.kill()
@@ -166,10 +166,10 @@ async def test_a_client_that_leaves_before_its_first_token_has_used_a_request_an
     await asyncio.sleep(0.01)
     slow.tasks[0].cancel()
     await asyncio.gather(*slow.tasks, return_exceptions=True)
-    await slow.books.scribe.flush()
+    await slow.accounting.ledger_writer.flush()
     assert sums(accounts, tenant="acme")["prompt_tokens"] == 0, "no row tells of what nobody knows"
-    await slow.books.quotas.renew()
-    rates = slow.books.rates(TENANTS["acme"])
+    await slow.accounting.quotas.renew()
+    rates = slow.accounting.rates(TENANTS["acme"])
     assert [rate.remaining for rate in rates.values()] == [99, 100_000 - (5 + 8) - (100 + 8)]
     await slow.kill()
 
@@ -186,7 +186,7 @@ async def test_who_leaves_before_a_replica_has_said_that_it_takes_it_has_used_a_
         slow.tasks[0].cancel()
         await asyncio.gather(*slow.tasks, return_exceptions=True)
         num_given += bool(stepped.submissions)
-        await slow.books.scribe.flush()
+        await slow.accounting.ledger_writer.flush()
         assert sums(accounts, tenant="beta")["requests"] == num_given
         await slow.kill()
     assert 0 < num_given < 12
@@ -206,8 +206,8 @@ async def test_what_the_service_does_not_get_done_uses_up_no_limit(accounts: Fak
     [answer] = await asyncio.gather(*slow.tasks)
     assert isinstance(answer, httpx.Response)
     assert answer.status_code >= 500
-    await slow.books.quotas.renew()
-    assert [rate.remaining for rate in slow.books.rates(TENANTS["acme"]).values()] == [100, 100_000]
+    await slow.accounting.quotas.renew()
+    assert [rate.remaining for rate in slow.accounting.rates(TENANTS["acme"]).values()] == [100, 100_000]
     await slow.kill()
 
 
@@ -282,6 +282,6 @@ async def test_the_ledger_being_away_holds_up_no_request_and_loses_no_row(one: H
     for _ in range(20):
         one.ask("beta")
     assert {json.loads(each.text)["usage"]["completion_tokens"] for each in await asyncio.gather(*one.tasks)} == {12}  # type: ignore[attr-defined]
-    assert one.books.scribe.num_waiting == 20
+    assert one.accounting.ledger_writer.num_waiting == 20
     await flushed(one, is_sure=True)
-    assert (one.books.scribe.num_waiting, sums(accounts)["requests"]) == (0, 20)
+    assert (one.accounting.ledger_writer.num_waiting, sums(accounts)["requests"]) == (0, 20)

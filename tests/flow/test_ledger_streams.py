@@ -31,7 +31,7 @@ async def test_a_stream_that_ends_by_an_error_is_written_down_as_that(accounts: 
     [answer] = await asyncio.gather(*slow.tasks)
     assert isinstance(answer, httpx.Response)
     assert (answer.status_code, b'"error"' in answer.content) == (200, True)
-    await slow.books.scribe.flush()
+    await slow.accounting.ledger_writer.flush()
     assert await statuses(accounts) == [(500, 2)]
     await slow.kill()
 
@@ -65,7 +65,7 @@ async def test_a_revoked_key_ends_its_requests_and_no_others_and_the_ledger_has_
     other = await slow.tasks[1]
     assert isinstance(other, httpx.Response)
     assert (other.status_code, b"error" in other.content) == (200, False)
-    await slow.books.scribe.flush()
+    await slow.accounting.ledger_writer.flush()
     assert await statuses(accounts) == [(401, 3), (200, 12)]
     await slow.kill()
 
@@ -74,6 +74,6 @@ async def test_a_stream_that_ends_well_is_a_200(accounts: FakeAccounts) -> None:
     quick = house(accounts, [backend(0)])
     quick.ask("acme", stream=True)
     await asyncio.gather(*quick.tasks)
-    await quick.books.scribe.flush()
+    await quick.accounting.ledger_writer.flush()
     assert await statuses(accounts) == [(200, 12)]
     await quick.kill()

@@ -33,7 +33,7 @@ __all__ = ["client", "house", "log"]
 
 
 def opt_in(house: House, name: str, share: float) -> None:
-    house.office.answer("set_tenant", {"name": name, "log_texts": share}, BY)
+    house.admin_service.answer("set_tenant", {"name": name, "log_texts": share}, BY)
     house.directory = house.store.directory(PEPPER.encode())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from serve_app.core.ledger import Row
 from serve_app.tenants.ledger import csv_of
-from serve_app.tenants.records import Author
+from serve_app.tenants.store import Author
 from tests.flow.test_admin import House, client, house  # noqa: F401
 
 AT = 1.8e9
@@ -23,7 +23,7 @@ def record(house: House) -> None:  # noqa: F811
         for tenant in ("acme", "=beta")
         for number in range(2)
     ]
-    house.office.ledger.record(rows, (), AT)
+    house.admin_service.ledger.record(rows, (), AT)
 
 
 async def test_a_tenant_sees_its_own_whatever_it_asks(house: House, client: httpx.AsyncClient) -> None:  # noqa: F811
@@ -38,7 +38,7 @@ async def test_a_tenant_sees_its_own_whatever_it_asks(house: House, client: http
 
 async def test_csv_holds_no_formula(house: House) -> None:  # noqa: F811
     record(house)
-    answer = house.office.answer("show_usage", {"by": "tenant"}, Author(name="test", at=0.0))
+    answer = house.admin_service.answer("show_usage", {"by": "tenant"}, Author(name="test", at=0.0))
     lines = csv_of(answer).splitlines()
     assert lines[0].startswith("tenant,requests,")
     assert [line.split(",")[0] for line in lines[1:]] == ["'=beta", "acme"]

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from serve_app.core.ledger import Counted, Row, Spent, UsageLine, UsageQuestion
-from serve_app.router.ledger_writer import Counts, Scribe
+from serve_app.router.ledger_writer import Counts, LedgerWriter
 
 
 class DeafLedger:
@@ -34,19 +34,19 @@ def spent(flow: str, number: int) -> Spent:
 @pytest.mark.parametrize("seed", range(5))
 async def test_what_was_lost_on_its_way_is_told_again_and_in_the_end_the_ledger_knows_the_last(seed: int) -> None:
     drawn, counts, ledger = random.Random(seed), Counts(), DeafLedger()
-    scribe, last = Scribe(ledger, counts), dict[str, int]()  # type: ignore[arg-type]
+    ledger_writer, last = LedgerWriter(ledger, counts), dict[str, int]()  # type: ignore[arg-type]
     for number in range(200):
         flow, at = f"f{drawn.randrange(9)}", max(0, number - drawn.randrange(4))  # now and then one that was passed
         last[flow] = max(last.get(flow, 0), at)
         counts.note("r0", "tiny", [spent(flow, at)])
         if drawn.random() < 0.2:
             with pytest.raises(ConnectionError):
-                await scribe.flush()
-            await scribe.flush()
+                await ledger_writer.flush()
+            await ledger_writer.flush()
     counts.note("r0", "tiny", [spent("f0", 1000)])
     with pytest.raises(ConnectionError):
-        await scribe.flush()
-    await scribe.flush()
+        await ledger_writer.flush()
+    await ledger_writer.flush()
     last["f0"] = 1000
     found: dict[str, int] = {}
     for batch in ledger.heard:
@@ -57,11 +57,11 @@ async def test_what_was_lost_on_its_way_is_told_again_and_in_the_end_the_ledger_
 async def test_the_ledger_is_told_of_those_that_something_was_computed_for_since_and_of_nobody_else() -> None:
     counts, ledger = Counts(), DeafLedger()
     ledger.is_deaf = True
-    scribe = Scribe(ledger, counts)  # type: ignore[arg-type]
+    ledger_writer = LedgerWriter(ledger, counts)  # type: ignore[arg-type]
     counts.note("r0", "tiny", [spent(f"f{number}", 5) for number in range(500)])
-    await scribe.flush()
+    await ledger_writer.flush()
     ledger.is_deaf = True
     counts.note("r0", "tiny", [spent("f3", 9)])
-    await scribe.flush()
+    await ledger_writer.flush()
     assert [len(each) for each in ledger.heard] == [500, 1]
     assert counts.take() == []

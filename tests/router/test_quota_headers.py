@@ -77,6 +77,6 @@ async def check(accounts: FakeAccounts, routers: list[Quotas], used: Counter[str
         await router.renew()
         loan, account = accounts.lending._loans.get((other._router_id, "acme")), other._accounts.get("acme")
         for name, meter in (("requests", Meter.REQUESTS), ("tokens", Meter.TOKENS)):
-            spare = 0 if loan is None or account is None else loan.granted[meter] - account.wallet._used[meter]
+            spare = 0 if loan is None or account is None else loan.granted[meter] - account.leased._used[meter]
             assert used[name] <= bounds[meter]
             assert remaining(router)[name] == bounds[meter] - used[name] - spare

@@ -29,7 +29,7 @@ from serve_app.router.message import writing_of
 from serve_app.router.render import Composer, StreamRenderer, collect, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.run import Event
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
 from tests.fakes import EOS, FakeBackend, model_card
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
@@ -58,7 +58,7 @@ async def streamed(router: Router, **members: object) -> list[dict | str]:
     request = make_request(stream=True, **members)
     stream = b""
     async with router.open(request) as run:
-        renderer = completion_renderer(request, HEAD, run.tally)
+        renderer = completion_renderer(request, HEAD, run.stats)
         async for event in run:
             stream += renderer.chunks(event)
         stream += renderer.tail()
@@ -186,7 +186,7 @@ async def test_in_openais_own_streams_every_other_chunk_has_a_usage_of_null_wher
     for dialect, others in (("openai", [None]), ("vllm", ["none"])):
         request = parse_completion(json.dumps(body).encode(), choose_dialect=lambda _, named=dialect: DIALECTS[named])
         async with router.open(request) as run:
-            renderer = completion_renderer(request, HEAD, run.tally)
+            renderer = completion_renderer(request, HEAD, run.stats)
             stream = b"".join([renderer.chunks(event) async for event in run]) + renderer.tail()
         *chunks, last, _ = read_events(stream)
         assert [chunk.get("usage", "none") for chunk in chunks] == others * 3
@@ -234,8 +234,8 @@ async def test_a_chunk_of_text_alone_is_what_it_is_when_rendered_whole(router, d
     request = parse_completion(json.dumps(members).encode(), choose_dialect=lambda _: DIALECTS[dialect])
     awkward = ['"', "\\", "\0text\0", "\ud7ff\u2028é", "😀", "\n", ""]
     async with router.open(request) as run:
-        quick = completion_renderer(request, HEAD, run.tally)
-        plain = StreamRenderer(request, run.tally, composer=Unaware(request), writer=ChunkWriter(HEAD, written_choice))
+        quick = completion_renderer(request, HEAD, run.stats)
+        plain = StreamRenderer(request, run.stats, composer=Unaware(request), writer=ChunkWriter(HEAD, written_choice))
         texts = itertools.cycle(awkward)
         async for event in run:
             changed = replace(event, delta=replace(event.delta, text=event.delta.text and next(texts)))
@@ -263,7 +263,7 @@ def test_a_chunk_of_a_chat_is_what_it_is_when_rendered_whole(members, template):
     writing = writing_of(replace(model_card("tiny"), chat_template=template))
     quick, plain = (
         StreamRenderer(
-            request, Tally(), composer=composer(request, [writing]),
+            request, RunStats(), composer=composer(request, [writing]),
             writer=ChunkWriter(HEAD, written_message, kind=CHAT_CHUNK_OBJECT),
         )
         for composer in (ChatComposer, UnawareOfChats)
@@ -295,7 +295,7 @@ def test_what_is_the_same_in_all_chunks_of_a_choice_is_rendered_once():
 
     request = make_request(n=2, stream=True)
     renderer = StreamRenderer(
-        request, Tally(), composer=Composer(request), writer=ChunkWriter(replace(HEAD, model="\0text\0"), counted)
+        request, RunStats(), composer=Composer(request), writer=ChunkWriter(replace(HEAD, model="\0text\0"), counted)
     )
     chunks = [
         renderer.chunks(replace(event_of(Delta(request_id="r/0", sample=index, text=f"w{i}")), index=index))
@@ -312,12 +312,12 @@ def event_of(delta: Delta) -> Event:
 
 
 def test_a_delta_that_shows_nothing_gives_no_chunk():
-    renderer = completion_renderer(make_request(), HEAD, Tally())
+    renderer = completion_renderer(make_request(), HEAD, RunStats())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=0, token_ids=(5,)))) == b""
 
 
 def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
-    renderer = completion_renderer(make_request(n=2, echo=True), HEAD, Tally())
+    renderer = completion_renderer(make_request(n=2, echo=True), HEAD, RunStats())
     assert renderer.chunks(event_of(Delta(request_id="a", sample=1, text=" early"))) == b""
     report = PromptReport(num_tokens=1, num_cached_tokens=0, text="Hello")
     stream = renderer.chunks(event_of(Delta(request_id="a", sample=0, text=" now", prompt=report)))
@@ -327,7 +327,7 @@ def test_a_sample_that_comes_before_the_report_of_its_prompt_waits_for_it():
 
 def test_continuous_usage_is_what_the_run_has_counted_not_what_the_deltas_carried():
     request = make_request(stream=True, stream_options={"continuous_usage_stats": True})
-    renderer = completion_renderer(request, HEAD, Tally())
+    renderer = completion_renderer(request, HEAD, RunStats())
     report = PromptReport(num_tokens=3, num_cached_tokens=0)
     finish = Finish(reason=FinishReason.STOP, matched_stop=EOS, num_tokens=9)
     event = event_of(Delta(request_id="a", sample=0, prompt=report, finish=finish))

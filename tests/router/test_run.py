@@ -77,7 +77,7 @@ async def test_every_choice_has_its_index_its_order_and_one_end(fleet):
             ends[event.index] += event.delta.finish is not None
     assert texts == ["".join(f" p{i // 2}s{i % 2}w{w}" for w in range(3)) for i in range(6)]
     assert ends == [1] * 6
-    assert run.tally.finish_reasons == {FinishReason.LENGTH: 6}
+    assert run.stats.finish_reasons == {FinishReason.LENGTH: 6}
 
 
 async def test_usage_counts_each_prompt_once_and_every_completion(fleet):
@@ -86,7 +86,7 @@ async def test_usage_counts_each_prompt_once_and_every_completion(fleet):
     async with Router(fleet).open(request) as run:
         async for _ in run:
             pass
-    assert run.tally.usage == Usage(prompt_tokens=3, completion_tokens=24, cached_tokens=1)
+    assert run.stats.usage == Usage(prompt_tokens=3, completion_tokens=24, cached_tokens=1)
 
 
 async def test_prompts_are_spread_and_each_replica_gets_one_submission(fleet):
@@ -232,8 +232,8 @@ async def test_a_whole_answer_survives_the_loss_of_its_replica_and_nothing_is_co
     assert [len(share) for share in other.submissions] == [1, 1], "only the prompt that was lost was given again"
     assert other.submissions[1][0].prompt_index == moved.prompt_index
     assert other.submissions[1][0].request_id != moved.request_id, "what comes late is not taken for news"
-    assert run.tally.usage == Usage(prompt_tokens=2, completion_tokens=12)
-    assert (run.tally.num_generated, run.tally.num_moves) == (14, 1), "the lost tokens were computed, too"
+    assert run.stats.usage == Usage(prompt_tokens=2, completion_tokens=12)
+    assert (run.stats.num_generated, run.stats.num_moves) == (14, 1), "the lost tokens were computed, too"
     assert outstanding(fleet) == 0
 
 
@@ -328,7 +328,7 @@ async def test_a_loss_while_submitting_is_not_told_of_prompts_that_moved(fleet):
     lost.die(ConnectionResetError("gone"))
     lost.submit_gate.set()
     await asyncio.wait_for(reading, 5)
-    assert run.tally.finish_reasons == {FinishReason.LENGTH: 2}
+    assert run.stats.finish_reasons == {FinishReason.LENGTH: 2}
     assert outstanding(fleet) == 0
 
 

@@ -81,7 +81,7 @@ async def test_each_chunk_of_a_stream_says_whose_it_is(fleet: Fleet) -> None:
     request = make_request(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
     stream = b""
     async with Router(fleet).open(request) as run:
-        renderer = completion_renderer(request, ResponseHead(id="cmpl-1", created=7, model=request.model), run.tally)
+        renderer = completion_renderer(request, ResponseHead(id="cmpl-1", created=7, model=request.model), run.stats)
         async for event in run:
             stream += renderer.chunks(event)
         stream += renderer.tail()

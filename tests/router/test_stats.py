@@ -5,27 +5,27 @@ from __future__ import annotations
 import random
 
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, Usage
-from serve_app.router.stats import Tally
+from serve_app.router.stats import RunStats
 
 
 def delta(*, tokens: int = 1, prompt: PromptReport | None = None, finish: Finish | None = None) -> Delta:
     return Delta(request_id="a", sample=0, token_ids=(5,) * tokens, prompt=prompt, finish=finish)
 
 
-def ticking(*times: float) -> Tally:
+def ticking(*times: float) -> RunStats:
     left = iter(times)
-    return Tally(clock=lambda: next(left))
+    return RunStats(clock=lambda: next(left))
 
 
 STOP = FinishReason.STOP
 
 
 def test_timings_tell_the_prompt_from_what_follows() -> None:
-    tally = ticking(10.0, 12.0, 13.0, 16.0)
-    tally.note(delta(prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), part=0, index=0)
-    tally.note(delta(), part=0, index=0)
-    tally.note(delta(tokens=0, finish=Finish(reason=STOP, matched_stop=2, num_tokens=4)), part=0, index=0)
-    assert tally.timings.body() == {
+    stats = ticking(10.0, 12.0, 13.0, 16.0)
+    stats.note(delta(prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), part=0, index=0)
+    stats.note(delta(), part=0, index=0)
+    stats.note(delta(tokens=0, finish=Finish(reason=STOP, matched_stop=2, num_tokens=4)), part=0, index=0)
+    assert stats.timings.body() == {
         "cache_n": 3,
         "prompt_n": 5,
         "prompt_ms": 2000.0,
@@ -43,68 +43,68 @@ def test_nothing_is_divided_by_zero() -> None:
 
 
 def test_each_delta_tells_the_tokens_of_its_choice_so_far_and_the_finish_corrects_them() -> None:
-    tally = Tally()
+    stats = RunStats()
     finish = Finish(reason=STOP, matched_stop=None, num_tokens=4)
-    counts = [tally.note(delta(tokens=2), part=0, index=1) for _ in range(2)]
+    counts = [stats.note(delta(tokens=2), part=0, index=1) for _ in range(2)]
     assert counts == [2, 4]
-    assert tally.note(delta(tokens=3, finish=finish), part=0, index=1) == 4
-    assert tally.usage.completion_tokens == 4
-    assert tally.num_generated == 7
+    assert stats.note(delta(tokens=3, finish=finish), part=0, index=1) == 4
+    assert stats.usage.completion_tokens == 4
+    assert stats.num_generated == 7
 
 
 def test_a_dropped_attempt_leaves_only_what_it_had_computed() -> None:
-    tally = Tally()
+    stats = RunStats()
     report = PromptReport(num_tokens=8, num_cached_tokens=3, queue_s=0.5)
     finish = Finish(reason=STOP, matched_stop=None, num_tokens=5)
-    tally.note(delta(tokens=5, prompt=report, finish=finish), part=0, index=0)
-    tally.note(delta(tokens=1, prompt=report), part=1, index=1)
-    tally.drop(0)
-    assert tally.usage == Usage(prompt_tokens=8, completion_tokens=1, cached_tokens=3)
-    assert (tally.num_generated, tally.num_moves, tally.num_finished) == (6, 1, 0)
-    assert tally.queue_s == [0.5]
+    stats.note(delta(tokens=5, prompt=report, finish=finish), part=0, index=0)
+    stats.note(delta(tokens=1, prompt=report), part=1, index=1)
+    stats.drop(0)
+    assert stats.usage == Usage(prompt_tokens=8, completion_tokens=1, cached_tokens=3)
+    assert (stats.num_generated, stats.num_moves, stats.num_finished) == (6, 1, 0)
+    assert stats.queue_s == [0.5]
 
 
 def test_parts_that_a_replica_was_given_are_unheard_until_it_tells_of_their_prompts() -> None:
-    tally = Tally()
-    tally.place([0, 1, 2], "r0")
-    tally.note(delta(tokens=1, prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), part=1, index=1)
-    tally.note(delta(tokens=1), part=2, index=2)
-    assert tally.unheard == [0, 2]
-    tally.drop(1)
-    assert tally.unheard == [0, 1, 2]
+    stats = RunStats()
+    stats.place([0, 1, 2], "r0")
+    stats.note(delta(tokens=1, prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), part=1, index=1)
+    stats.note(delta(tokens=1), part=2, index=2)
+    assert stats.unheard == [0, 2]
+    stats.drop(1)
+    assert stats.unheard == [0, 1, 2]
 
 
 def test_what_was_computed_and_not_told_is_reckoned_by_the_pace_of_what_was() -> None:
     now = 10.0
-    tally = Tally(lambda: now)
+    stats = RunStats(lambda: now)
     report = PromptReport(num_tokens=8, num_cached_tokens=3)
-    assert tally.untold(0, n=2, most=100) == 0, "nobody has told of the prompt"
+    assert stats.untold(0, n=2, most=100) == 0, "nobody has told of the prompt"
     for index in range(2):
-        tally.note(delta(tokens=1, prompt=report), part=0, index=index)
+        stats.note(delta(tokens=1, prompt=report), part=0, index=index)
     now = 10.1
-    assert tally.untold(0, n=2, most=100) == 98, "it has no pace"
+    assert stats.untold(0, n=2, most=100) == 98, "it has no pace"
     now = 11.0
-    tally.note(delta(tokens=38), part=0, index=0)
-    assert tally.untold(0, n=2, most=100) == 0
+    stats.note(delta(tokens=38), part=0, index=0)
+    assert stats.untold(0, n=2, most=100) == 0
     now = 11.5
-    assert tally.untold(0, n=2, most=100) == 20, "40 a second"
+    assert stats.untold(0, n=2, most=100) == 20, "40 a second"
     now = 99.0
-    assert tally.untold(0, n=2, most=100) == 60
+    assert stats.untold(0, n=2, most=100) == 60
     for index in range(2):
-        tally.note(delta(tokens=1, finish=Finish(reason=STOP, matched_stop=None, num_tokens=20)), part=0, index=index)
+        stats.note(delta(tokens=1, finish=Finish(reason=STOP, matched_stop=None, num_tokens=20)), part=0, index=index)
     now = 199.0
-    assert tally.untold(0, n=2, most=100) == 0, "both have ended"
+    assert stats.untold(0, n=2, most=100) == 0, "both have ended"
 
 
 def test_usage_is_added_up_once_for_all_who_ask_between_two_deltas_and_is_never_an_old_one() -> None:
     """Whatever was noted and dropped: it is what one says that has heard it all and was never asked."""
-    drawn, tally = random.Random(3), Tally(lambda: 0.0)
+    drawn, stats = random.Random(3), RunStats(lambda: 0.0)
     for number in range(200):
         part, tokens = drawn.randrange(3), drawn.randrange(4)
         if drawn.random() < 0.1:
-            tally.drop(part)
+            stats.drop(part)
         else:
             report = PromptReport(num_tokens=number, num_cached_tokens=1) if drawn.random() < 0.3 else None
-            tally.note(Delta(request_id="r", sample=0, token_ids=(1,) * tokens, prompt=report), part=part, index=part)
-        assert tally.usage == tally.of(range(3)).usage
-        assert tally.usage is tally.usage
+            stats.note(Delta(request_id="r", sample=0, token_ids=(1,) * tokens, prompt=report), part=part, index=part)
+        assert stats.usage == stats.of(range(3)).usage
+        assert stats.usage is stats.usage

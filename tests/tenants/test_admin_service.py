@@ -13,11 +13,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from serve_app.api.admin import SERVICES
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope
-from serve_app.tenants.admin_service import DEFAULT_OVERLAP_S, Office
+from serve_app.tenants.admin_service import DEFAULT_OVERLAP_S, AdminService
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.opening import open_store
-from serve_app.tenants.records import Author
-from serve_app.tenants.store import TenantStore
+from serve_app.tenants.store import Author, TenantStore
 
 PEPPER = "p" * 32
 Ask = Callable[..., dict[str, Any]]
@@ -32,10 +31,10 @@ def store(tmp_path: Path) -> Iterator[TenantStore]:
 
 @pytest.fixture
 def ask(store: TenantStore) -> Ask:
-    office = Office(store, PEPPER.encode())
+    admin_service = AdminService(store, PEPPER.encode())
 
     def asked(service: str, at: float = 0.0, **arguments: object) -> dict[str, Any]:
-        return office.answer(service, arguments, Author(name="key-boss", at=at))
+        return admin_service.answer(service, arguments, Author(name="key-boss", at=at))
 
     return asked
 

@@ -6,7 +6,7 @@ import pytest
 
 from serve_app.core.errors import Unauthenticated, Unavailable
 from serve_app.core.tenants import Scope, Tenant
-from serve_app.tenants.keys import Directory, HeldDirectory, Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, Key, KeyCache, digest_of, new_key
 
 PEPPER = b"p" * 32
 SECRET = new_key()
@@ -20,7 +20,7 @@ def directory(version: int, *, origins: tuple[str, ...] = ()) -> Directory:
 
 
 def test_nobody_is_let_in_before_anything_was_heard() -> None:
-    held = HeldDirectory(grace_s=10.0)
+    held = KeyCache(grace_s=10.0)
     assert (held.version, held.origins) == (-1, frozenset())
     with pytest.raises(Unavailable) as refusal:
         held.identify(SECRET, now=1.0, at=1.0)
@@ -29,7 +29,7 @@ def test_nobody_is_let_in_before_anything_was_heard() -> None:
 
 @pytest.mark.law("The door")
 def test_what_was_heard_is_good_for_its_time_and_then_nobody_is_let_in() -> None:
-    held = HeldDirectory(grace_s=10.0)
+    held = KeyCache(grace_s=10.0)
     held.hear(directory(4, origins=("https://a",)), 100.0)
     assert (held.version, held.origins) == (4, {"https://a"})
     assert held.identify(SECRET, now=1.0, at=110.0).tenant.name == "a"
@@ -40,14 +40,14 @@ def test_what_was_heard_is_good_for_its_time_and_then_nobody_is_let_in() -> None
 
 
 def test_a_wrong_key_is_refused_as_ever() -> None:
-    held = HeldDirectory(grace_s=10.0)
+    held = KeyCache(grace_s=10.0)
     held.hear(directory(1), 0.0)
     with pytest.raises(Unauthenticated):
         held.identify(new_key(), now=1.0, at=1.0)
 
 
 def test_an_answer_that_was_overtaken_does_not_bring_back_what_was_before() -> None:
-    held = HeldDirectory(grace_s=10.0)
+    held = KeyCache(grace_s=10.0)
     held.hear(directory(5), 101.0)
     held.hear(directory(4, origins=("https://a",)), 100.0)
     assert (held.version, held.origins, held.age_s(102.0)) == (5, frozenset(), 1.0)

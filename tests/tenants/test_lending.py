@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.core.tenants import NANO, Amount, Limits, Meter, Statement, bounds_of
-from serve_app.tenants.leased_limits import SHARE, Wallet
+from serve_app.tenants.leased_limits import SHARE, LeasedLimits
 from serve_app.tenants.lending import KEPT_S, LEASE_S, Lending
 
 LIMITS = Limits(
@@ -34,25 +34,25 @@ class Clock:
 
 @dataclass(slots=True)
 class FakeRouter:
-    """One router as it uses its wallet. is_cut: it cannot reach the lender"""
+    """One router as it uses its leased. is_cut: it cannot reach the lender"""
 
     name: str
     lending: Lending
     clock: Clock
-    wallet: Wallet = field(default_factory=Wallet)
+    leased: LeasedLimits = field(default_factory=LeasedLimits)
     open: list[dict[Meter, int]] = field(default_factory=list)
     is_cut: bool = False
 
     def renew(self, waiting: dict[Meter, int] | None = None) -> None:
-        statement = self.wallet.statement("acme", BOUNDS, waiting or {}, now=self.clock())
+        statement = self.leased.statement("acme", BOUNDS, waiting or {}, now=self.clock())
         if not self.is_cut:
-            self.wallet.accept(self.lending.renew(self.name, statement), self.clock())
+            self.leased.accept(self.lending.renew(self.name, statement), self.clock())
 
     def begin(self, amount: Amount) -> bool:
         need = dict(amount.over(BOUNDS))
-        if not self.wallet.take(need, self.clock()):
+        if not self.leased.take(need, self.clock()):
             self.renew(need)
-            if not self.wallet.take(need, self.clock()):
+            if not self.leased.take(need, self.clock()):
                 return False
         self.open.append(need)
         return True
@@ -61,7 +61,7 @@ class FakeRouter:
         """Returns what was spent of it."""
         reserved = self.open.pop(place)
         spent = {meter: 0 if meter.is_gauge else int(amount * share) for meter, amount in reserved.items()}
-        self.wallet.settle(reserved, {meter: amount - spent[meter] for meter, amount in reserved.items()})
+        self.leased.settle(reserved, {meter: amount - spent[meter] for meter, amount in reserved.items()})
         return spent
 
 
@@ -157,9 +157,9 @@ def test_a_router_that_is_cut_off_serves_from_what_it_holds_and_then_refuses() -
     assert router.begin(Amount(requests=1, tokens=10))
     router.renew()
     router.is_cut = True
-    assert router.wallet.take({Meter.REQUESTS: 1}, clock())
+    assert router.leased.take({Meter.REQUESTS: 1}, clock())
     clock.now += LEASE_S
-    assert not router.wallet.take({Meter.REQUESTS: 1}, clock())
+    assert not router.leased.take({Meter.REQUESTS: 1}, clock())
 
 
 def test_a_statement_that_is_told_twice_changes_nothing_the_second_time() -> None:
@@ -167,7 +167,7 @@ def test_a_statement_that_is_told_twice_changes_nothing_the_second_time() -> Non
     lending = Lending(lambda tenant: LIMITS, clock=clock, wall=clock)
     router = FakeRouter("a", lending, clock)
     router.begin(Amount(requests=1, tokens=100))
-    statement = router.wallet.statement("acme", BOUNDS, {}, now=clock())
+    statement = router.leased.statement("acme", BOUNDS, {}, now=clock())
     first = lending.renew("a", statement)
     before = lending.free("acme")
     assert lending.renew("a", statement) == first
@@ -186,7 +186,7 @@ def test_what_is_said_to_remain_is_what_the_meters_hold(seed: int) -> None:
             spent.update(router.end(drawn.randrange(len(router.open)), drawn.random()))
         reserved = Counter({meter: sum(need[meter] for need in router.open) for meter in BOUNDS})
         for meter in (Meter.REQUESTS, Meter.TOKENS):
-            assert router.wallet.remaining(meter) == BOUNDS[meter] - spent[meter] - reserved[meter]
+            assert router.leased.remaining(meter) == BOUNDS[meter] - spent[meter] - reserved[meter]
 
 
 def test_a_budget_goes_on_with_what_the_ledger_says_was_spent() -> None:
@@ -275,13 +275,13 @@ def test_what_was_told_in_time_is_not_asked_for() -> None:
 def test_a_limit_that_is_changed_holds_from_the_next_renewal_on() -> None:
     clock, limits = Clock(), [Limits(max_in_flight=1)]
     lending = Lending(lambda tenant: limits[0], clock=clock, wall=clock)
-    wallet = Wallet()
+    leased = LeasedLimits()
 
     def renew() -> int:
         bounds = bounds_of(limits[0])
-        statement = wallet.statement("acme", bounds, dict.fromkeys(bounds, 5), now=clock())
-        wallet.accept(lending.renew("a", statement), clock())
-        return sum(wallet.take({Meter.IN_FLIGHT: 1}, clock()) for _ in range(5))
+        statement = leased.statement("acme", bounds, dict.fromkeys(bounds, 5), now=clock())
+        leased.accept(lending.renew("a", statement), clock())
+        return sum(leased.take({Meter.IN_FLIGHT: 1}, clock()) for _ in range(5))
 
     assert renew() == 1
     limits[0] = Limits(max_in_flight=4)

@@ -19,8 +19,7 @@ from serve_app.tenants.admin_service import Administration
 from serve_app.tenants.declaration import changed
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.keys import make_pepper, new_key_id, read_pepper
-from serve_app.tenants.records import Author
-from serve_app.tenants.store import TenantStore
+from serve_app.tenants.store import Author, TenantStore
 from tests.tenants.conftest import BOTH
 from tests.tenants.postgres import Server
 
