@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import torch
 from torch import nn
 
-from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.plan import Mix
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.adapter_files import load_adapter, save_adapter
 
 WIDTH, KEYS, HIDDEN = 896, 128, 4864

@@ -25,8 +25,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from serve_app.constraints.compilation import build_matcher, compile_source
-from serve_app.constraints.matcher import Masks, Matcher
-from serve_app.constraints.vocabulary import Vocabulary
+from serve_app.constraints.vocabulary import Masks, Matcher, Vocabulary
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import ConstraintKind, GenerationRequest, SamplingParams

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
-from serve_app.engine.scheduler.accounting import charge
+from serve_app.engine.scheduler.accounting import attribute
 from tests.engine.harness import config, make_engine, request, sequences
 from tests.engine.simulated import Simulation, percentile
 
@@ -89,7 +89,7 @@ def policy_us(num_flows: int, *, num_waiting: int = 1000, num_steps: int = 60) -
         began = time.perf_counter()
         batch = simulation.scheduler.schedule()
         planned = time.perf_counter()
-        charge(batch, simulation.counters, since_ns=simulation.counters.accounts.now_ns())
+        attribute(batch, simulation.policy, simulation.accounts, since_ns=simulation.accounts.now_ns())
         times.append((planned - began, time.perf_counter() - planned))
         simulation.compute(batch)
     schedule, charged = zip(*times[10:], strict=True)

@@ -13,6 +13,7 @@ import statistics
 import time
 from typing import Any
 
+from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 RECORD = {
@@ -48,7 +49,7 @@ def body(**members: Any) -> dict[str, Any]:
 
 async def cost(stack: Stack, members: dict[str, Any]) -> tuple[float, int, int, int, list[str]]:
     """Seconds, steps, forced tokens, tokens, texts."""
-    engine = stack.services[0].engine
+    engine = core_of(stack.services[0])
     before = engine.num_steps, engine.num_forced_tokens
     started = time.perf_counter()
     answer = (await stack.post(body(**members))).json()

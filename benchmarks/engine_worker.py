@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from serve_app.constraints.compilation import build_matcher, compile_source
-from serve_app.constraints.matcher import Matcher
+from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.request import SamplingParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.runner import Runner

@@ -124,9 +124,9 @@ class WatchedEngine(Engine):
         self._spent: Counter[str] = Counter()
         self._batch: Any = None
         self._scheduler: Any = Timed(self._scheduler, "schedule", self._spent)
-        flights: Any = self._flights
+        async_steps: Any = self._steps
         for name, word in (("_runner", "forward"), ("_verifier", "draw")):
-            setattr(flights, name, Timed(getattr(flights, name), word, self._spent))
+            setattr(async_steps, name, Timed(getattr(async_steps, name), word, self._spent))
         self._num_loads = self._num_copied = 0
         self._ended_at, self._queued_before = 0.0, 0
         self._helpers: list[int] | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import Dialect
 from serve_app.api.parameters import Disposition, Renamed
+from serve_app.core.bounded import Count
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import NANO
 
@@ -72,7 +73,7 @@ class ExplainedPart:
 class LimitState:
     """How one of the tenant's limits per minute stands."""
 
-    limit: int
+    limit: Count
     remaining: int
     reset_s: float
 
@@ -95,10 +96,7 @@ def explanation_body(
         "parameters": parameters_of(request, sent, table, [each.defaults for each in parts]),
         "parts": [each.body() for each in parts],
         "cost_at_most": sum(each.cost for each in parts) / NANO,
-        "limits": {
-            name: {"limit": each.limit, "remaining": each.remaining, "reset_s": each.reset_s}
-            for name, each in limits.items()
-        },
+        "limits": {name: asdict(each) for name, each in limits.items()},
     }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serve_app.core.bounded import PositiveInt
+
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 MAX_TOKEN_ID = INT32_MAX
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, so that what a cluster file says can inherit the fields
 class WireLimits:
     """What the server takes from one request.
 
@@ -32,26 +34,26 @@ class WireLimits:
     max_images, max_image_bytes: images of all prompts together, and how large the file of each
     """
 
-    max_depth: int = 64
-    max_model_chars: int = 512
-    max_models: int = 16
-    max_prompts: int = 256
-    max_inputs: int = 1024
-    max_prompt_chars: int = 4_000_000
-    max_prompt_ids: int = 1_000_000
-    max_messages: int = 4096
-    max_n: int = 128
-    max_choices: int = 2048
-    max_total_tokens: int = 16_777_216
-    max_logprobs: int = 5
-    max_stop_strings: int = 64
-    max_stop_chars: int = 1024
-    max_stop_token_ids: int = 1024
-    max_logit_bias: int = 16_384
-    max_extra_files: int = 256
-    max_constraint_chars: int = 262_144
-    max_images: int = 32
-    max_image_bytes: int = 10_485_760
+    max_depth: PositiveInt = 64
+    max_model_chars: PositiveInt = 512
+    max_models: PositiveInt = 16
+    max_prompts: PositiveInt = 256
+    max_inputs: PositiveInt = 1024
+    max_prompt_chars: PositiveInt = 4_000_000
+    max_prompt_ids: PositiveInt = 1_000_000
+    max_messages: PositiveInt = 4096
+    max_n: PositiveInt = 128
+    max_choices: PositiveInt = 2048
+    max_total_tokens: PositiveInt = 16_777_216
+    max_logprobs: PositiveInt = 5
+    max_stop_strings: PositiveInt = 64
+    max_stop_chars: PositiveInt = 1024
+    max_stop_token_ids: PositiveInt = 1024
+    max_logit_bias: PositiveInt = 16_384
+    max_extra_files: PositiveInt = 256
+    max_constraint_chars: PositiveInt = 262_144
+    max_images: PositiveInt = 32
+    max_image_bytes: PositiveInt = 10_485_760
 
 
 DEFAULT_LIMITS = WireLimits()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import assert_never
+from typing import Any, Literal, assert_never
 
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, Conversed
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, HEADER, Dialect
-from serve_app.api.forms.form import Schema, Terms
+from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, Renamed
-from serve_app.api.schemas import COUNT, NUMBER, STRING, array, record
+from serve_app.core.bounded import Count
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.names import ModelRef
@@ -56,7 +56,7 @@ def dialects_body(
 def effective_defaults(dialect: Dialect) -> dict[str, object]:
     """What a parameter is where it was not sent, in this dialect."""
     own = CompletionRequest.model_fields
-    defaults = {name: field.get_default() for name, field in own.items() if name not in INTERNAL}
+    defaults = {name: each.get_default() for name, each in own.items() if name not in INTERNAL}
     defaults["stream_options"] = defaults["stream_options"].model_dump()
     return {name: _plain(value) for name, value in {**defaults, **dialect.defaults}.items()}
 
@@ -67,9 +67,7 @@ def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
         "name": dialect.name,
         "defaults": effective_defaults(dialect),
         "meanings": {
-            field.name: _plain(getattr(dialect, field.name))
-            for field in fields(dialect)
-            if field.name not in NOT_MEANINGS
+            each.name: _plain(getattr(dialect, each.name)) for each in fields(dialect) if each.name not in NOT_MEANINGS
         },
         "statuses": dict(dialect.statuses),
         "parameters": {name: _disposition_body(each, terms) for name, each in PARAMETERS.items()},
@@ -79,7 +77,7 @@ def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
 
 def _chat_body(dialect: Dialect, terms: Terms) -> dict[str, object]:
     """What is otherwise at /v1/chat/completions."""
-    own = {name: field.get_default() for name, field in Conversed.model_fields.items() if name not in INTERNAL}
+    own = {name: each.get_default() for name, each in Conversed.model_fields.items() if name not in INTERNAL}
     others = {name: dialect.defaults.get(name, value) for name, value in CHAT_DEFAULTS.items()}
     table = {name: each for name, each in CHAT_PARAMETERS.items() if each != PARAMETERS.get(name)}
     return {
@@ -120,49 +118,44 @@ class ModelEntry:
 
     root:   where its weights came from
     parent: the base of an adapter, the target of an alias
-    default_sampling: of requests that do not send it, in dialects that have it of the model
+    default_sampling: sampling that the model's folder recommends, for dialects that take it from there
     """
 
     id: str
-    created: int
+    object: Literal["model"] = "model"
+    created: Count
+    owned_by: str = OWNER
     root: str
     parent: str | None
-    max_model_len: int | None
-    default_sampling: tuple[tuple[str, float], ...] = ()
+    max_model_len: Count | None
+    default_sampling: Mapping[str, float] = field(default_factory=dict)
 
-    def body(self) -> dict[str, object]:
-        return {
-            "id": self.id,
-            "object": "model",
-            "created": self.created,
-            "owned_by": OWNER,
-            "root": self.root,
-            "parent": self.parent,
-            "max_model_len": self.max_model_len,
-            "default_sampling": dict(self.default_sampling),
-        }
+    def body(self) -> dict[str, Any]:
+        """Return the entry as JSON has it."""
+        return asdict(self)
 
 
 def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, ModelRef]) -> list[ModelEntry]:
-    """Every base, each followed by its usable adapters, then the aliases that lead anywhere."""
+    """Return every base, each followed by its usable adapters, then the aliases whose target exists."""
     cards = list(cards)
     entries: dict[str, ModelEntry] = {}
     for card in sorted(cards, key=lambda card: card.name):
-        entries[card.name] = _base_entry(card)
+        entries[card.name] = _entry(card, card.name, root=card.root, parent=None)
         for adapter in card.adapters:
             if adapter.is_usable:
-                entry = _adapter_entry(card, f"{card.name}:{adapter.name}", adapter.root)
-                entries[entry.id] = entry
+                name = f"{card.name}:{adapter.name}"
+                entries[name] = _entry(card, name, root=adapter.root, parent=card.name)
     for alias, target in aliases.items():
         base = next((card for card in cards if card.name == target.base), None)
         if base is not None and alias not in entries:
-            entries[alias] = _alias_entry(alias, entries.get(target.name) or mix_entry(base, target))
+            known = entries.get(target.name) or mix_entry(base, target)
+            entries[alias] = replace(known, id=alias, root=known.id, parent=known.id)
     return list(entries.values())
 
 
 def mix_entry(card: ModelCard, mix: ModelRef) -> ModelEntry:
-    """Of a mix of a base's adapters; none is listed, as there is no end of them."""
-    return _adapter_entry(card, mix.name, "")
+    """Return the entry of a mix of a base's adapters. The list has none of them, as they are without number."""
+    return _entry(card, mix.name, root="", parent=card.name)
 
 
 def tokenizer_body(card: ModelCard) -> dict[str, object]:
@@ -180,89 +173,59 @@ def models_body(entries: Iterable[ModelEntry]) -> dict[str, object]:
     return {"object": "list", "data": [entry.body() for entry in entries]}
 
 
-def _base_entry(card: ModelCard) -> ModelEntry:
-    return ModelEntry(
-        id=card.name,
-        created=card.created,
-        root=card.root,
-        parent=None,
-        max_model_len=card.max_model_len,
-        default_sampling=card.default_sampling,
-    )
-
-
-def _adapter_entry(card: ModelCard, name: str, root: str) -> ModelEntry:
+def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> ModelEntry:
     return ModelEntry(
         id=name,
         created=card.created,
         root=root or name,
-        parent=card.name,
+        parent=parent,
         max_model_len=card.max_model_len,
-        default_sampling=card.default_sampling,
+        default_sampling=dict(card.default_sampling),
     )
-
-
-def _alias_entry(alias: str, target: ModelEntry) -> ModelEntry:
-    return ModelEntry(
-        id=alias,
-        created=target.created,
-        root=target.id,
-        parent=target.id,
-        max_model_len=target.max_model_len,
-        default_sampling=target.default_sampling,
-    )
-
-
-QUEUE: Schema = record({"id": STRING, "sequences": COUNT, "places": COUNT, "wait_s": NUMBER})
-REPLICA: Schema = record(
-    {
-        "id": STRING,
-        "model": STRING,
-        "running": COUNT,
-        "slots": COUNT,
-        "waiting": COUNT,
-        "blocks": COUNT,
-        "blocks_used": COUNT,
-        "blocks_cached": COUNT,
-        "block_bytes": COUNT,
-        "steps": COUNT,
-        "step_seconds": NUMBER,
-        "prefix_hit_tokens": COUNT,
-        "preemptions": COUNT,
-        "failures": COUNT,
-        "completion_tokens": COUNT,
-    }
-)
-LIVE: Schema = record(
-    {
-        "object": {"const": "live"},
-        "router": STRING,
-        "at": NUMBER,
-        "requests": record({"open": COUNT, "limit": COUNT}),
-        "refused": {"type": "object", "additionalProperties": COUNT},
-        "models": array(QUEUE),
-        "loading": array(STRING),
-        "replicas": array(REPLICA),
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """What is inside of one model.
+class QueueState:
+    """One model's queue in a router.
 
+    id:        the model's name
     sequences: of this router's requests;  places: for sequences, on all replicas
     wait_s:    how long a request that came now would wait for its first step
     """
 
-    model: str
-    sequences: int
-    places: int
+    id: str
+    sequences: Count
+    places: Count
     wait_s: float
 
-    def body(self) -> dict[str, object]:
-        waited = round(self.wait_s, 3)
-        return {"id": self.model, "sequences": self.sequences, "places": self.places, "wait_s": waited}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """One replica and its load, as a router heard of them last."""
+
+    id: str
+    model: str
+    running: Count
+    slots: Count
+    waiting: Count
+    blocks: Count
+    blocks_used: Count
+    blocks_cached: Count
+    block_bytes: Count
+    steps: Count
+    step_seconds: float
+    prefix_hit_tokens: Count
+    preemptions: Count
+    failures: Count
+    completion_tokens: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRequests:
+    """Requests being served, and how many may be at once."""
+
+    open: Count
+    limit: Count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,48 +233,40 @@ class Moment:
     """What one router knows.
 
     at:       Unix seconds
-    num_open: requests being served, of so many at once
-    refused:  requests refused at the door, by reason
+    refused:  requests that admission refused, by reason
     loading:  known models without a ready replica
     """
 
+    object: Literal["live"] = "live"
     router: str
     at: float
-    num_open: int
-    max_open: int
-    refused: Mapping[str, int]
-    queues: Sequence[Queue]
+    requests: OpenRequests
+    refused: Mapping[str, Count]
+    models: Sequence[QueueState]
     loading: Sequence[str]
-    replicas: Sequence[tuple[ReplicaCard, Load]]
+    replicas: Sequence[ReplicaState]
 
-    def body(self) -> dict[str, object]:
-        return {
-            "object": "live",
-            "router": self.router,
-            "at": round(self.at, 3),
-            "requests": {"open": self.num_open, "limit": self.max_open},
-            "refused": dict(self.refused),
-            "models": [queue.body() for queue in self.queues],
-            "loading": list(self.loading),
-            "replicas": [_replica(card, load) for card, load in self.replicas],
-        }
+    def body(self) -> dict[str, Any]:
+        """Return the moment as JSON has it."""
+        return asdict(self)
 
 
-def _replica(card: ReplicaCard, load: Load) -> dict[str, object]:
-    return {
-        "id": card.replica_id,
-        "model": card.model.name,
-        "running": load.num_running,
-        "slots": card.model.max_num_sequences,
-        "waiting": load.num_waiting,
-        "blocks": load.num_blocks,
-        "blocks_used": load.num_blocks - load.num_free_blocks,
-        "blocks_cached": load.num_cached_blocks,
-        "block_bytes": load.block_bytes,
-        "steps": load.num_steps,
-        "step_seconds": round(load.step_s, 6),
-        "prefix_hit_tokens": load.num_prefix_hit_tokens,
-        "preemptions": load.num_preemptions,
-        "failures": load.num_failures,
-        "completion_tokens": load.num_generated,
-    }
+def replica_state(card: ReplicaCard, load: Load) -> ReplicaState:
+    """Return what is shown of a replica."""
+    return ReplicaState(
+        id=card.replica_id,
+        model=card.model.name,
+        running=load.num_running,
+        slots=card.model.max_num_sequences,
+        waiting=load.num_waiting,
+        blocks=load.num_blocks,
+        blocks_used=load.num_blocks - load.num_free_blocks,
+        blocks_cached=load.num_cached_blocks,
+        block_bytes=load.block_bytes,
+        steps=load.num_steps,
+        step_seconds=round(load.step_s, 6),
+        prefix_hit_tokens=load.num_prefix_hit_tokens,
+        preemptions=load.num_preemptions,
+        failures=load.num_failures,
+        completion_tokens=load.num_generated,
+    )

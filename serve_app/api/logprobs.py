@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from serve_app.api.sse import Fragment
+from serve_app.core.bounded import Count
 from serve_app.core.delta import TokenLogprob, TopLogprob
 from serve_app.core.request import Recording
 
@@ -22,7 +23,7 @@ class LegacyLogprobs:
     tokens: list[str] = field(default_factory=list)
     token_logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
-    text_offset: list[int] = field(default_factory=list)
+    text_offset: list[Count] = field(default_factory=list)
 
     def extend(
         self, entries: Iterable[TokenLogprob], *, shift: int = 0, num_top: int | None = None, by_id: bool = False

@@ -13,7 +13,6 @@ from serve_app.api.embeddings import EMBEDDINGS
 from serve_app.api.forms.form import Parameter, Schema, Terms
 from serve_app.api.groups import StreamOptions
 from serve_app.api.limits import WireLimits
-from serve_app.api.listings import LIVE
 from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
 from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
@@ -90,7 +89,6 @@ def _open_document(terms: Terms) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **SCHEMAS,
-                "Live": LIVE,
                 "CompletionRequest": completion_schema(terms),
                 "ChatRequest": chat_schema(terms),
                 "ResponsesRequest": responses_schema(terms),

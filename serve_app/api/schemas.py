@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from serve_app.api.explanation import LimitState
 from serve_app.api.forms.form import Schema
+from serve_app.api.listings import ModelEntry, Moment
+from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason
 
 STRING: Schema = {"type": "string"}
@@ -12,6 +19,7 @@ INTEGER: Schema = {"type": "integer"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 NUMBER: Schema = {"type": "number"}
 NOTHING: Schema = {"type": "null"}
+LEFT_OUT = ("title", "description", "default")
 
 
 def nullable(*forms: Schema) -> Schema:
@@ -34,14 +42,32 @@ def reference(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-LOGPROBS = record(
-    {
-        "tokens": array(STRING),
-        "token_logprobs": array(nullable(NUMBER)),
-        "top_logprobs": nullable(array(nullable({"type": "object", "additionalProperties": NUMBER}))),
-        "text_offset": array(COUNT),
-    }
-)
+class _Response(GenerateJsonSchema):
+    """A response has every member of its type, those with a default too."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return True
+
+
+def derived(kind: type) -> Schema:
+    """Return the JSON schema of a response's type, as its annotations have it."""
+    schema = TypeAdapter(kind).json_schema(mode="serialization", schema_generator=_Response)
+    inlined: Schema = _inlined(schema, schema.pop("$defs", {}))
+    return inlined
+
+
+def _inlined(schema: Any, definitions: Mapping[str, Any]) -> Any:
+    """Return the schema with definitions in their places, without titles and texts that come from Python."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    kept = {name: each for name, each in schema.items() if name not in LEFT_OUT or isinstance(each, dict)}
+    return {name: _inlined(each, definitions) for name, each in kept.items()}
+
+
 RANKED = record({"logprob": NUMBER, "rank": nullable(COUNT), "decoded_token": STRING})
 CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({"name": STRING, "arguments": STRING})})
 BESIDES: dict[str, Schema] = {
@@ -55,7 +81,7 @@ CHOICE = record(
     {
         "index": COUNT,
         "text": STRING,
-        "logprobs": nullable(LOGPROBS),
+        "logprobs": nullable(derived(LegacyLogprobs)),
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
         "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
     },
@@ -149,23 +175,11 @@ EXPLANATION = record(
         "cost_at_most": NUMBER,
         "limits": {
             "type": "object",
-            "additionalProperties": record({"limit": COUNT, "remaining": INTEGER, "reset_s": NUMBER}),
+            "additionalProperties": derived(LimitState),
         },
     }
 )
 """Of a request that did not run."""
-MODEL = record(
-    {
-        "id": STRING,
-        "object": {"const": "model"},
-        "created": COUNT,
-        "owned_by": STRING,
-        "root": STRING,
-        "parent": nullable(STRING),
-        "max_model_len": nullable(COUNT),
-        "default_sampling": {"type": "object", "additionalProperties": NUMBER},
-    }
-)
 NATIVE = record(
     {
         "index": COUNT,
@@ -274,7 +288,8 @@ SCHEMAS: Mapping[str, Schema] = {
     "NativeCompletion": {"anyOf": [reference("NativeResult"), array(reference("NativeResult"))]},
     "NativeResult": NATIVE,
     "Error": ERROR,
-    "Model": MODEL,
+    "Model": derived(ModelEntry),
+    "Live": derived(Moment),
     "ModelList": record({"object": {"const": "list"}, "data": array(reference("Model"))}),
     "Tokens": record(
         {"tokens": array(TOKEN), "count": COUNT, "max_model_len": COUNT}, optional={"token_strs": array(STRING)}

@@ -75,13 +75,7 @@ def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, on resolving
         return AdapterRecord(name=name, path=path, version=version, reason=f"its files cannot be read: {error}")
     return AdapterRecord(
-        name=name,
-        path=path,
-        version=version,
-        weights=weights_path,
-        fields=fields,
-        tensors=tensors,
-        created=created,
+        name=name, path=path, version=version, weights=weights_path, fields=fields, tensors=tensors, created=created
     )
 
 

@@ -15,17 +15,10 @@ GENERATION_CONFIG = "generation_config.json"
 MAX_GENERATION_BYTES = 2**20
 COUNT = 2**31 - 1
 NUMBER = 1e9
-ELSEWHERE = frozenset(
-    {
-        "do_sample",
-        "eos_token_id",
-        "bos_token_id",
-        "pad_token_id",
-        "transformers_version",
-        "use_cache",
-        "cache_implementation",
-    }
-)
+ELSEWHERE = frozenset((
+    "do_sample", "eos_token_id", "bos_token_id", "pad_token_id", "transformers_version", "use_cache",
+    "cache_implementation",
+))  # fmt: skip
 """Read below or by others, or of no text."""
 
 
@@ -64,7 +57,9 @@ class DefaultSampling:
 
 
 def read_default_sampling(folder: Path) -> DefaultSampling:
-    """Of a model folder. What the file says wrongly counts as not said, and is told. `do_sample: false` is greedy."""
+    """Read a model folder's recommended sampling; wrong values are left out and reported. `do_sample: false` means
+    greedy.
+    """
     try:
         said = read_json_object(folder / GENERATION_CONFIG, max_bytes=MAX_GENERATION_BYTES)
     except FileNotFoundError:
@@ -91,7 +86,7 @@ def read_default_sampling(folder: Path) -> DefaultSampling:
 
 
 def _within(bounds: Bounds, value: object) -> float | None:
-    """The value where it is a number within the bounds. A count of -1 is none, as 0 is."""
+    """Return the value if it is a number within the bounds. A count of -1 means none, as 0 does."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not bounds.low <= value <= bounds.high:
         return None
     if not bounds.is_count:
@@ -122,7 +117,7 @@ class ChatTemplates:
 
 
 def chat_templates_of(folder: Path, given: str | None) -> ChatTemplates:
-    """The template that the model is given in its settings: a file, or the template itself. None is its own.
+    """Return the template given in the model's settings, as a file or as text; None means the folder's own.
 
     Raises CatalogError where there is no such file, or it cannot be read.
     """
@@ -136,7 +131,7 @@ def chat_templates_of(folder: Path, given: str | None) -> ChatTemplates:
 
 
 def read_chat_templates(folder: Path) -> ChatTemplates:
-    """The templates of a model folder, as AutoProcessor and behind it AutoTokenizer find them.
+    """Return the templates of a model folder, found as AutoProcessor and then AutoTokenizer find them.
 
     Raises CatalogError for a file that cannot be read.
     """
@@ -151,7 +146,7 @@ def read_chat_templates(folder: Path) -> ChatTemplates:
 
 
 def _in_config(path: Path) -> ChatTemplates:
-    """Those in a file of JSON: one, several by name, or a list of them."""
+    """Return the templates in a JSON file: one, several by name, or a list of them."""
     if not path.exists():
         return ChatTemplates()
     try:
@@ -175,7 +170,7 @@ def _chosen(named: Mapping[str, str]) -> ChatTemplates:
 
 
 def _text(path: Path, max_bytes: int) -> str:
-    """Raises CatalogError."""
+    """Return a template file's text. Raises CatalogError."""
     try:
         if (num_bytes := path.stat().st_size) > max_bytes:
             raise CatalogError(f"{path} has {num_bytes} bytes, and at most {max_bytes} are read for a chat template")
@@ -205,7 +200,7 @@ KNOWN = ("Transformer", "Pooling", "Normalize")
 
 
 def read_embedding_form(folder: Path) -> EmbeddingForm:
-    """Of a model folder; the mean, divided by its length, where it says nothing.
+    """Return how a model folder says to embed; by default the mean, divided by its length.
 
     What it asks for beyond that is the form's reason to refuse embeddings.
     """
@@ -229,7 +224,7 @@ def read_embedding_form(folder: Path) -> EmbeddingForm:
 
 
 def _pooling(config: Any) -> tuple[Pooling, str | None]:
-    """Which one a configuration switches on, and why it cannot be had."""
+    """Return the pooling that a configuration switches on, or the reason it is not supported."""
     if not isinstance(config, dict) or not config:
         return "mean", None
     prefix = "pooling_mode_"

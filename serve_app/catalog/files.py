@@ -1,4 +1,4 @@
-"""Reads files of unknown origin: confined to a folder, of a bounded size, plain JSON."""
+"""Reads files of unknown origin: confined to a folder, of a bounded size, plain JSON; and safetensors headers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+
+class CatalogError(ValueError):
+    """A model folder, an adapter or a setting is refused; the message is a reason that an operator can act on."""
 
 
 def confined_file(folder: Path, name: str, *, root: Path) -> Path:
@@ -62,34 +66,16 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a number of JSON")
 
 
-class CatalogError(ValueError):
-    """A model folder, an adapter or a setting is refused; the message is a reason that an operator can act on."""
-
-
 MAX_HEADER_BYTES = 100_000_000  # as the library of the format bounds it
 MAX_DIMENSIONS = 8
 # The format's name of a type -> ours, bytes per element (https://github.com/huggingface/safetensors#format).
 DTYPES: Mapping[str, tuple[str, int]] = {
-    "F64": ("float64", 8),
-    "F32": ("float32", 4),
-    "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2),
-    "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1),
-    "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1),
-    "F8_E8M0": ("float8_e8m0fnu", 1),
-    "C64": ("complex64", 8),
-    "I64": ("int64", 8),
-    "I32": ("int32", 4),
-    "I16": ("int16", 2),
-    "I8": ("int8", 1),
-    "U64": ("uint64", 8),
-    "U32": ("uint32", 4),
-    "U16": ("uint16", 2),
-    "U8": ("uint8", 1),
-    "BOOL": ("bool", 1),
-}
+    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "F8_E8M0": ("float8_e8m0fnu", 1),
+    "F8_E4M3FNUZ": ("float8_e4m3fnuz", 1), "F8_E5M2FNUZ": ("float8_e5m2fnuz", 1), "C64": ("complex64", 8),
+    "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1),
+    "U64": ("uint64", 8), "U32": ("uint32", 4), "U16": ("uint16", 2), "U8": ("uint8", 1), "BOOL": ("bool", 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,27 +107,19 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         data = file.read(length)
     header = parse_json_object(data, name=f"the header of {name}")
     header.pop("__metadata__", None)
-    places = [_parse_entry(name, tensor, entry=entry) for tensor, entry in header.items()]
-    _check_layout(name, places, num_data_bytes=num_bytes - 8 - length)
-    return {place.tensor: place.info for place in places}
+    tensors = {tensor: _tensor_info(name, tensor, entry=entry) for tensor, entry in header.items()}
+    spans = sorted((*entry["data_offsets"], tensor) for tensor, entry in header.items())
+    _check_layout(name, spans, num_data_bytes=num_bytes - 8 - length)
+    return tensors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    tensor: str
-    info: TensorInfo
-    begin: int
-    end: int
-
-
-def _parse_entry(file_name: str, tensor: str, *, entry: Any) -> _Place:
+def _tensor_info(file_name: str, tensor: str, *, entry: Any) -> TensorInfo:
     where = f"the header of {file_name}: tensor {tensor!r}"
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise CatalogError(f"{where} must have exactly dtype, shape and data_offsets")
-    dtype = entry["dtype"]
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise CatalogError(f"{where} has the unknown dtype {dtype!r}")
-    shape, offsets = entry["shape"], entry["data_offsets"]
     if not _are_sizes(shape) or len(shape) > MAX_DIMENSIONS:
         raise CatalogError(f"{where} must have a shape of at most {MAX_DIMENSIONS} whole numbers")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
@@ -149,20 +127,20 @@ def _parse_entry(file_name: str, tensor: str, *, entry: Any) -> _Place:
     ours, num_element_bytes = DTYPES[dtype]
     if math.prod(shape) * num_element_bytes != offsets[1] - offsets[0]:
         raise CatalogError(f"{where} has {offsets[1] - offsets[0]} bytes, which its shape and dtype do not make")
-    return _Place(tensor=tensor, info=TensorInfo(shape=tuple(shape), dtype=ours), begin=offsets[0], end=offsets[1])
+    return TensorInfo(shape=tuple(shape), dtype=ours)
 
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(size) is int and 0 <= size < 2**63 for size in value)
 
 
-def _check_layout(file_name: str, places: list[_Place], *, num_data_bytes: int) -> None:
+def _check_layout(file_name: str, spans: Iterable[tuple[int, int, str]], *, num_data_bytes: int) -> None:
     expected = 0
-    for place in sorted(places, key=lambda place: (place.begin, place.end)):
-        if place.begin != expected:
-            fault = "overlaps another" if place.begin < expected else "leaves a gap before it"
-            raise CatalogError(f"the header of {file_name}: tensor {place.tensor!r} {fault}")
-        expected = place.end
+    for begin, end, tensor in spans:
+        if begin != expected:
+            fault = "overlaps another" if begin < expected else "leaves a gap before it"
+            raise CatalogError(f"the header of {file_name}: tensor {tensor!r} {fault}")
+        expected = end
     if expected != num_data_bytes:
         raise CatalogError(
             f"{file_name} holds {num_data_bytes} bytes of data, its header says {expected}; the file is damaged"

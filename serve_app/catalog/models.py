@@ -10,14 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.catalog.files import CatalogError, read_header, read_json_object
-from serve_app.core.weight_files import (
-    CONFIG,
-    INDEX_SUFFIX,
-    WEIGHTS,
-    WEIGHTS_INDEX,
-    weight_files,
-    weights_name,
-)
+from serve_app.core.weight_files import CONFIG, INDEX_SUFFIX, WEIGHTS, WEIGHTS_INDEX, weight_files, weights_name
 
 BUILTIN_MODELS: Mapping[str, Path] = {"builtin:demo": Path(__file__).resolve().parent.parent / "demo" / "model"}
 MAX_CONFIG_BYTES = 4 * 2**20
@@ -77,11 +70,7 @@ def _read_model_folder(path: Path) -> ModelFolder:
     if (path / CONFIG).stat().st_size > MAX_CONFIG_BYTES:
         raise CatalogError(f"{CONFIG} is larger than {MAX_CONFIG_BYTES} bytes")
     weights = _weight_files(path)
-    return ModelFolder(
-        path=path,
-        weights=weights,
-        created=int(max(file.stat().st_mtime for file in weights)),
-    )
+    return ModelFolder(path=path, weights=weights, created=int(max(file.stat().st_mtime for file in weights)))
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Resolves the model a client asks for to a base model and the versions of adapters on it."""
+"""Resolves the model that a client asks for to a base and the versions of adapters on it, or a mix of them."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class Catalog:
         return list(found)
 
     def _follow(self, name: str) -> str:
-        """What an alias leads to; `alias:adapter` is an adapter of that, where no base has such a name."""
+        """Return what an alias leads to; `alias:adapter` is an adapter of that, unless a base has such a name."""
         while name in self._aliases:
             name = self._aliases[name]
         if not any(name == base or name.startswith(f"{base}:") for base in self._models):
@@ -169,7 +169,7 @@ class Catalog:
 
 
 def _as_allowed(model: ModelCard, rights: Rights) -> ModelCard:
-    """The card without the adapters that may not be used."""
+    """Return the card without the adapters that the tenant may not use."""
     if rights.allow_everything:
         return model
     allowed = tuple(card for card in model.adapters if rights.allow(model.name, card.name))
@@ -177,7 +177,7 @@ def _as_allowed(model: ModelCard, rights: Rights) -> ModelCard:
 
 
 def _with_adapters(model: ModelCard, text: str, *, param: str) -> ModelRef:
-    """The model with the adapter, or the mix, that the text names."""
+    """Return the model with the adapter, or the mix, that the text names."""
     text = text.strip()
     if not text:
         return ModelRef(base=model.name)
@@ -207,7 +207,7 @@ def _adapter(model: ModelCard, name: str, *, param: str) -> AdapterCard:
 
 
 def _name_at(path: str, model: ModelCard, *, param: str) -> str:
-    """The adapter's name, where it is given as the path of its folder; a mix as it is. No file is looked at.
+    """Return the adapter's name if its folder's path was given; a mix stays as it is. No file is looked at.
 
     Raises Forbidden for any path but those beside the adapters that are listed, AdapterNotFound for what is neither.
     """
@@ -246,7 +246,7 @@ def _unescape(name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """A client's name as it is shown back to it, shortened."""
+    """Return a client's name as it is shown back to it, shortened."""
     return json.dumps(name[:MAX_SHOWN_CHARS]) + ("…" if len(name) > MAX_SHOWN_CHARS else "")
 
 
@@ -268,19 +268,19 @@ NamesAndScales = tuple[tuple[str, float], ...]
 
 
 def is_mix(text: str) -> bool:
-    """Whether it cannot be one adapter's name."""
+    """Return whether the name cannot be one adapter's."""
     return _SIGNS.search(text) is not None
 
 
 def read_mix(text: str) -> NamesAndScales | None:
-    """The adapters with their scales, 1 where none is written; None where it is no mix at all."""
+    """Return the adapters with their scales, 1 by default; None if the name is no mix."""
     parts = tuple(_part(part.strip()) for part in text.split("+"))
     found = tuple(part for part in parts if part is not None)
     return found if len(found) == len(parts) else None
 
 
 def write_mix(parts: NamesAndScales) -> str:
-    """What `read_mix` reads as these."""
+    """Return the text that `read_mix` reads as these adapters."""
     return "+".join(f"{name}*{scale!r}" for name, scale in parts)
 
 

@@ -52,7 +52,7 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
         "weight_bytes": found.num_bytes,
         "has_chat_template": bool(templates),
         "default_sampling": dict(read_default_sampling(folder.path).values),
-        "sees": judged.sight is not None and not isinstance(judged.sight, str),
+        "sees": judged.vision is not None and not isinstance(judged.vision, str),
     }
     return FolderReport(name=path, facts=facts, notes=found.notes)
 

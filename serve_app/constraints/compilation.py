@@ -1,4 +1,6 @@
-"""Turns a constraint into the one form that everything behind it knows: a grammar of the library.
+"""Compiles a constraint's source to a grammar of llguidance, and tries the grammar.
+
+The trial runs in the sandbox, where the kernel may end it at any moment.
 
 Runs in a trial, a process that may be ended at any moment: see `trial_process`.
 """
@@ -10,24 +12,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
+from multiprocessing.connection import Connection
 from random import Random
 from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from serve_app.constraints.forcing import MAX_LITERAL_CHARS, forces_little, without_forcing
-from serve_app.constraints.gbnf import read_gbnf
+from serve_app.constraints.gbnf import quoted, read_gbnf, to_lark
 from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
-from serve_app.constraints.lark import quoted, to_lark
-from serve_app.constraints.limits import parser_limits
-from serve_app.constraints.marked_arguments import Special
-from serve_app.constraints.reach import check_length
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.regex_length import shortest_match
+from serve_app.constraints.limits import ConstraintLimits, Refusal, check_length, parser_limits, shortest_match
 from serve_app.constraints.structural_tag import structural_tag_to_lark
-from serve_app.constraints.tool_calls import relaxed, schemas_in, tool_calls_to_lark
+from serve_app.constraints.tool_calls import Special, relaxed, schemas_in, tool_calls_to_lark
+from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.request import ConstraintKind
+from serve_app.sandbox.child import Work, bound_memory, bound_time, send_pid
 
 MAX_REASON_CHARS = 300
 NUM_FOLLOWED = 32
@@ -52,7 +52,7 @@ class Grammar:
 
 
 def compile_source(kind: ConstraintKind, source: str, tokenizer: LLTokenizer, special: Special = NO_SPECIAL) -> Grammar:
-    """The grammar, tried: it was built, begins with some token, and was followed for a few. Raises Refusal.
+    """Compile a source, build its grammar and follow it for a few tokens. Raises Refusal.
 
     special: tokens of the model by their names, which calls of tools may be written with
     """
@@ -80,12 +80,12 @@ def _compiled(kind: ConstraintKind, source: str, tokenizer: LLTokenizer, special
 
 
 def build_matcher(text: str, tokenizer: LLTokenizer, *, has_rules: bool = False) -> LLMatcher:
-    """Of a grammar that was tried, with the limits for its kind. Other threads run meanwhile."""
+    """Build the matcher of a tried grammar, with the limits for its kind. Releases the GIL."""
     return LLMatcher(tokenizer, text, log_level=0, limits=parser_limits(has_rules=has_rules))
 
 
 def _schemas(kind: ConstraintKind, source: str) -> Iterator[tuple[str, str]]:
-    """Those that a source is made of, with what stands before their paths."""
+    """Yield the schemas in a source, with the prefix of their paths."""
     if kind in ("json_schema", "compact_json"):
         yield "#", source
     if kind == "tools":
@@ -156,7 +156,7 @@ def _follow(matcher: LLMatcher, mask: bytes, ending: Sequence[int], num_tokens: 
 
 
 def _some_token(mask: bytes, ending: Sequence[int], draw: Random) -> int | None:
-    """One that the mask allows and that ends nothing, from anywhere in it; None where there is no other."""
+    """Return a token that the mask allows and that ends nothing, from anywhere in it; None if there is no other."""
     begins = draw.randrange(len(mask))
     for found in (*ALLOWING.finditer(mask, begins, begins + 64), *islice(ALLOWING.finditer(mask), 4)):
         for bit in range(8):
@@ -180,8 +180,115 @@ def _find_culprit(prepared: PreparedSchema, within: str) -> None:
 
 
 def _reason(error: str) -> str:
-    """The library's words on one line, without what it quotes of the grammar."""
+    """Return the library's message on one line, without its quotes of the grammar."""
     if "NoExtension" in error:
         return NOTHING_FITS
     lines = [line.strip() for line in error.splitlines() if line.strip() and " | " not in line]
     return " ".join(lines)[:MAX_REASON_CHARS].rstrip(". ") or "the library does not take it"
+
+
+MAX_LITERAL_CHARS = 512
+"""Of a name, a constant, or one of a few."""
+MAX_REPEATED = 64
+"""Times that a pattern, or a least length, repeats a part."""
+WITHOUT = '%llguidance {"no_forcing": true}'
+"""Of several such lines the last one counts."""
+COUNT = re.compile(r"\{(\d+)(?:,\d*)?\}")
+
+
+def forces_little(schema: Any, *, is_compact: bool) -> bool:
+    """Return whether every text that a prepared schema forces is short.
+
+    Wherever a constraint leaves one text, the library looks at all of it at every token, to find the token that comes
+    first: 0.1 s each time for fifty thousand characters. So it looks for forced tokens only if no forced text is long;
+    otherwise it allows every token that begins the text, at the cost of any other mask.
+
+    is_compact: there is no white space that would end such a text, so that parts of it follow each other
+    """
+    if is_compact and (len(json.dumps(schema)) > 4 * MAX_LITERAL_CHARS or _most(schema, "minItems") > 1):
+        return False
+    repeated = max(map(_repeated, _patterns(schema)), default=1)
+    is_repeated = repeated > MAX_REPEATED or (_most(schema, "minLength") > MAX_REPEATED and any(_patterns(schema)))
+    return not is_repeated and all(len(each) <= MAX_LITERAL_CHARS for each in _texts(schema))
+
+
+def without_forcing(text: str) -> str:
+    """Return the same grammar, in Lark or in the library's JSON, without the search for forced tokens."""
+    if not text.lstrip().startswith("{"):
+        return f"{text}\n{WITHOUT}"
+    try:
+        members = json.loads(text)
+        grammars = [_unforced(each) for each in members["grammars"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return text  # the library will say what is wrong with it
+    return json.dumps({**members, "grammars": grammars})
+
+
+def _unforced(grammar: dict[str, Any]) -> dict[str, Any]:
+    """Return one grammar without the search; a schema is wrapped in Lark, which alone has such a line."""
+    if grammar.get("json_schema") is not None:
+        source = f"start: %json {json.dumps(grammar['json_schema'])}"
+        return {**grammar, "json_schema": None, "lark_grammar": f"{source}\n{WITHOUT}"}
+    return {**grammar, "lark_grammar": f"{grammar['lark_grammar']}\n{WITHOUT}"}
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield every member of every object in the value."""
+    match value:
+        case dict():
+            for name, each in value.items():
+                yield name, each
+                yield from _members(each)
+        case list():
+            for each in value:
+                yield from _members(each)
+
+
+def _texts(schema: Any) -> Iterator[str]:
+    for name, value in _members(schema):
+        yield name
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str):
+                yield each
+
+
+def _patterns(schema: Any) -> Iterator[str]:
+    for name, value in _members(schema):
+        if name == "pattern" and isinstance(value, str):
+            yield value
+        if name == "patternProperties" and isinstance(value, dict):
+            yield from value
+
+
+def _repeated(pattern: str) -> int:
+    """Return how often a pattern repeats a part at most; counts of nested groups multiply."""
+    counts = [int(each) for each in COUNT.findall(pattern)]
+    return prod(counts) if "){" in pattern else max(counts, default=1)
+
+
+def _most(schema: Any, keyword: str) -> float:
+    return max((value for name, value in _members(schema) if name == keyword and isinstance(value, int)), default=0)
+
+
+def prepare(first: tuple[Vocabulary, ConstraintLimits]) -> Work:
+    """Build the tokenizer and return the work of each child: it takes one constraint and answers."""
+    vocabulary, limits = first
+    tokenizer = vocabulary.tokenizer()
+
+    def take_one(connection: Connection) -> None:
+        bound_time(cpu_s=limits.max_cpu_s, wall_s=limits.max_wall_s)
+        bound_memory(limits.max_trial_bytes)
+        send_pid(connection)
+        job = json.loads(connection.recv_bytes())
+        bound_time(cpu_s=limits.max_cpu_s, wall_s=job["wall_s"])
+        connection.send_bytes(json.dumps(_answer(job, tokenizer, vocabulary)).encode())
+
+    return take_one
+
+
+def _answer(job: dict[str, Any], tokenizer: LLTokenizer, vocabulary: Vocabulary) -> dict[str, object]:
+    try:
+        grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))
+    except Refusal as refusal:
+        return {"refused": refusal.message, "path": refusal.path}
+    return {"grammar": grammar.text, "formats": grammar.formats, "has_rules": grammar.has_rules}

@@ -1,26 +1,30 @@
-"""Compiles constraints beside everything else, each once, and keeps what was asked for last."""
+"""Compiles each constraint once, in the sandbox and then here, and keeps the last ones in a cache."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
-from serve_app.constraints.compilation import build_matcher
-from serve_app.constraints.limits import DEFAULT_LIMITS, ConstraintLimits
-from serve_app.constraints.matcher import Matcher
-from serve_app.constraints.places import Places
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.trials import OutOfTime, Trials
-from serve_app.constraints.vocabulary import Encode, Vocabulary
+from serve_app.constraints.compilation import Grammar, build_matcher, prepare
+from serve_app.constraints.limits import DEFAULT_LIMITS, ConstraintLimits, Refusal
+from serve_app.constraints.vocabulary import Encode, Matcher, Vocabulary
 from serve_app.core.errors import EngineFailed, Overloaded
 from serve_app.core.request import Constraint, GenerationRequest
 from serve_app.core.shares import CacheEntry, next_to_evict
+from serve_app.sandbox.fork_server import ForkServer, await_answer
 
 Key = tuple[str, bytes]
 """The salt of whoever may find it, and the digest of what was compiled."""
@@ -35,7 +39,7 @@ class Compiled:
         self._formats = formats
 
     def matcher(self) -> Matcher:
-        """At the beginning of a text; some microseconds."""
+        """Return a matcher at the beginning of a text; takes some microseconds."""
         return Matcher(self._matcher.deep_copy(), num_words=self._num_words, formats=self._formats)
 
 
@@ -68,7 +72,7 @@ class Compiler:
         self._make_vocabulary = make_vocabulary
         self._encode = encode
         self._limits = limits
-        self._places = Places(limits)
+        self._slots = TrialSlots(limits)
         self._pool = ThreadPoolExecutor(2 * limits.max_trials + limits.max_slow, thread_name_prefix="constraints")
         self._first = ThreadPoolExecutor(1, thread_name_prefix="constraints-first")
         self._kept: OrderedDict[Key, _Entry] = OrderedDict()
@@ -81,7 +85,7 @@ class Compiler:
         await asyncio.get_running_loop().run_in_executor(self._first, self._begin_all)
 
     async def compile_all(self, requests: Iterable[GenerationRequest]) -> Mapping[str, Compiled]:
-        """By the ids of those that are constrained; each constraint once, however often it is there.
+        """Compile the constraints of requests, each once, and return them by request id.
 
         Raises InvalidRequest where one is not taken.
         """
@@ -96,8 +100,11 @@ class Compiler:
         return found
 
     async def compile(self, constraint: Constraint, *, salt: str = "", flow: str = "") -> Compiled:
-        """salt: of those who may find it;  flow: that asks. Raises InvalidRequest where it is not taken, Overloaded
-        where too many wait."""
+        """Compile a constraint, or find it compiled. Raises InvalidRequest if it is refused, Overloaded if too many
+        wait.
+
+        salt: of those who may find it;  flow: that asks
+        """
         key = salt, constraint.digest
         if key in self._kept:
             self._kept.move_to_end(key)
@@ -137,7 +144,7 @@ class Compiler:
         self._forget_some()
 
     def _forget_some(self) -> None:
-        """As many as there are too many. One that is small takes a place, and with it its part of the characters."""
+        """Evict until the cache is within its bounds; a small entry counts as an average one."""
         limits = self._limits
         place = limits.max_cached_chars // limits.max_cached
         while len(self._kept) > limits.max_cached or self._num_chars > limits.max_cached_chars:
@@ -157,15 +164,15 @@ class Compiler:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._first, lambda: (self._trials, self._tokenizer))
         self.num_compiled += 1
-        return await self._places.run(self._pool, lambda seconds: self._compile(constraint, seconds))
+        return await self._slots.run(self._pool, lambda seconds: self._compile(constraint, seconds))
 
     def _begin_all(self) -> None:
-        """Runs in the first thread."""
+        """Build the vocabulary and start the sandbox; runs in the first thread."""
         assert self._tokenizer is not None
         self._trials.begin()
 
     def _compile(self, constraint: Constraint, seconds: float) -> Compiled:
-        """Runs in a thread, for so long at most."""
+        """Try a constraint for at most so many seconds, then build it here; runs in a thread."""
         grammar = self._trials.run(constraint, max_wall_s=seconds)
         matcher = build_matcher(grammar.text, self._tokenizer, has_rules=grammar.has_rules)
         if matcher.is_error():
@@ -183,3 +190,114 @@ class Compiler:
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
         return self._vocabulary.tokenizer(self._encode)
+
+
+Result = TypeVar("Result")
+COME_AGAIN_S = 2
+
+
+class TrialSlots:
+    """Slots for trials: quick ones, in which every trial begins, and slow ones, for trials that take longer.
+
+    However many constraints are slow, other ones find a quick slot within moments. Lives on one event loop.
+    """
+
+    def __init__(self, limits: ConstraintLimits) -> None:
+        self._limits = limits
+        self._free = asyncio.Semaphore(limits.max_trials)
+        self.num_slow = 0
+
+    async def run(self, executor: Executor, work: Callable[[float], Result]) -> Result:
+        """Run the work in a thread, given the seconds that it may take.
+
+        Raises Overloaded if no slot is free in time, or if the clock ended the trial.
+        """
+        try:
+            await asyncio.wait_for(self._free.acquire(), self._limits.max_wait_s)
+        except TimeoutError:
+            raise _overloaded("Too many constraints are being compiled.") from None
+        with ExitStack() as slot:
+            slot.callback(self._free.release)
+            has_room = self.num_slow < self._limits.max_slow
+            seconds = self._limits.max_wall_s if has_room else self._limits.quick_s  # the kernel keeps to it
+            running = asyncio.get_running_loop().run_in_executor(executor, copy_context().run, work, seconds)
+            try:
+                with suppress(TimeoutError):
+                    return await asyncio.wait_for(asyncio.shield(running), self._limits.quick_s)
+                slot.close()
+                return await self._slow(running)
+            except OutOfTime:  # it had not used up its processor time, so others had the processors
+                raise _overloaded("The machine was too busy to compile this constraint in time.") from None
+
+    async def _slow(self, running: asyncio.Future[Result]) -> Result:
+        self.num_slow += 1
+        try:
+            return await running
+        finally:
+            self.num_slow -= 1
+
+
+def _overloaded(message: str) -> Overloaded:
+    return Overloaded(message, None, {"retry_after_s": COME_AGAIN_S})
+
+
+logger = logging.getLogger(__name__)
+
+
+class OutOfTime(Refusal):
+    """The clock ended the trial before its processor time was used up: the machine is busy, not the sender to blame."""
+
+
+class Trials:
+    """Threads may share it. server: the process, which begins with the first trial, and again where it was lost"""
+
+    def __init__(self, vocabulary: Vocabulary, limits: ConstraintLimits) -> None:
+        self._limits = limits
+        self.server = ForkServer(prepare, (vocabulary, limits), doing="tries constraints")
+
+    def begin(self) -> None:
+        """Begin the process, so that the first trial does not wait for it. Raises EngineFailed."""
+        self.server.open().close()
+
+    def run(self, constraint: Constraint, *, max_wall_s: float | None = None) -> Grammar:
+        """Blocks for so long at most, `max_wall_s` of the limits unless it is said, and for the process to begin.
+
+        Raises Refusal, EngineFailed.
+        """
+        wall_s = self._limits.max_wall_s if max_wall_s is None else max_wall_s
+        with self.server.open() as connection:
+            started = time.monotonic()
+            try:
+                answer = self._ask(connection, constraint, wall_s)
+            except (EOFError, OSError) as error:
+                seconds = time.monotonic() - started
+                raise self._ended(constraint, seconds, wall_s) from error
+        if "refused" in answer:
+            raise Refusal(str(answer["refused"]), str(answer["path"]))
+        return Grammar(text=answer["grammar"], formats=tuple(answer["formats"]), has_rules=bool(answer["has_rules"]))
+
+    def close(self) -> None:
+        """End the process; trials that run end with it or by their own clocks."""
+        self.server.close()
+
+    def _ask(self, connection: Connection, constraint: Constraint, wall_s: float) -> dict[str, Any]:
+        """Send a constraint to a child and return its answer. Raises EngineFailed if no child began, EOFError or
+        OSError if it was ended.
+        """
+        try:
+            process_id = int(connection.recv_bytes())  # after the process has begun
+        except (EOFError, OSError) as error:  # nothing of the constraint was looked at
+            raise EngineFailed("The process that tries constraints ended before it began with this one.") from error
+        job = {"kind": constraint.kind, "source": constraint.source, "wall_s": wall_s}
+        connection.send_bytes(json.dumps(job).encode())
+        told, _ = await_answer(connection, process_id, courtesy_s=self._limits.courtesy_s, wall_s=wall_s)
+        answer: dict[str, Any] = json.loads(told)
+        return answer
+
+    def _ended(self, constraint: Constraint, seconds: float, wall_s: float) -> Refusal:
+        logger.info(
+            "a %s of %d characters was not compiled in %.2f s", constraint.kind, len(constraint.source), seconds
+        )
+        if seconds >= wall_s * 0.95:
+            return OutOfTime("it takes too long to compile")
+        return Refusal("it takes too much time or memory to compile")

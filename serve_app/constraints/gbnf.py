@@ -1,4 +1,8 @@
-"""Reads GBNF, the grammars of llama.cpp; xgrammar's EBNF is the same but for details.
+"""Reads GBNF, the grammars of llama.cpp and (nearly the same) xgrammar, and writes them as Lark for the library.
+
+The library cuts a text into lexemes before it parses them, and takes the longest. So every regular part becomes one
+terminal, and only recursive rules become rules. `llguidance.gbnf_to_lark` does not do that, so `"a"* b` loses texts; it
+also lacks single quotes, `{,3}`, rules over several lines and limits.
 
 root  ::= item ("," item)*      # rules by name, `root` first in meaning
 item  ::= [0-9]{1,3} | 'none'   # literals in either quotes, classes, groups, repetitions
@@ -6,11 +10,14 @@ item  ::= [0-9]{1,3} | 'none'   # literals in either quotes, classes, groups, re
 
 from __future__ import annotations
 
+import json
 import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.limits import MOST, Refusal, check_length
 
 MAX_NESTING = 100
 MAX_COUNT_DIGITS = 9
@@ -81,7 +88,7 @@ class Token:
 
 
 def read_gbnf(text: str) -> dict[str, Node]:
-    """The rules by name, in their order. Raises Refusal, which names the line."""
+    """Return the rules by name, in their order. Raises Refusal, which names the line."""
     rules = _Reader(_tokens(text)).rules()
     if ROOT not in rules:
         raise Refusal(f'the grammar has no rule "{ROOT} ::= …", where a text begins')
@@ -137,7 +144,7 @@ class _Reader:
         return parts[0] if len(parts) == 1 else Items(tuple(parts))
 
     def _part(self) -> Node | None:
-        """The next literal, class, name or group; None where none follows."""
+        """Read the next literal, class, name or group; None if none follows."""
         token = self._peek()
         if token is None or self._begins_rule():
             return None
@@ -204,7 +211,7 @@ class _Reader:
         return Class(tuple(ranges), is_negated=is_negated)
 
     def _characters(self, token: Token, *, first: int = 1, marks_escapes: bool = False) -> list[int]:
-        """Code points between the quotes or brackets; escaped ones negative where they are marked."""
+        """Return the code points between quotes or brackets; escaped ones are negative if `marks_escapes`."""
         codes, place, end = [], first, len(token.text) - 1
         while place < end:
             if token.text[place] != "\\":
@@ -244,3 +251,180 @@ class _Reader:
         token = self._peek()
         where = f"line {token.line}, at {token.text[:20]!r}" if token is not None else "at the end"
         raise Refusal(f"{where}: {message}")
+
+
+def check_rules(rules: Mapping[str, Node], order: Sequence[str]) -> None:
+    """Raise Refusal if the shortest text is too long.
+
+    order: names of rules, each behind those it is made of. Recursive rules are missing there and count by their plain
+    parts.
+    """
+    known: dict[str, int] = {}
+    circular = [name for name in rules if name not in frozenset(order)]
+    for name in (*order, *reversed(circular), *reversed(circular)):
+        known[name] = _shortest(rules[name], known)
+    check_length(known[ROOT])
+
+
+def _shortest(node: Node, known: Mapping[str, int]) -> int:
+    match node:
+        case Literal(text):
+            return len(text)
+        case Class():
+            return 1
+        case Reference(name):
+            return known.get(name, 0)
+        case Items(parts):
+            return min(sum(_shortest(part, known) for part in parts), MOST)
+        case Choice(options):
+            return min(_shortest(option, known) for option in options)
+        case Repeat(part, low, _):
+            return min(_shortest(part, known) * low, MOST)
+        case _:
+            assert_never(node)
+
+
+def to_lark(rules: Mapping[str, Node], *, prefix: str = "") -> tuple[str, list[str]]:
+    """Return the symbol of the rule `root`, and the lines of Lark that define it; names begin with the prefix.
+
+    Raises Refusal for a name that no rule has, and where the shortest text is out of reach.
+    """
+    return _Writer(rules, prefix).written()
+
+
+def quoted(text: str) -> str:
+    """Return a text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+class _Writer:
+    """regular: rules that can be terminals, as neither they nor what they are made of refers to itself"""
+
+    def __init__(self, rules: Mapping[str, Node], prefix: str) -> None:
+        self._rules = rules
+        self._references = {name: _references(node) for name, node in rules.items()}
+        for name, references in self._references.items():
+            for other in references:
+                if other not in rules:
+                    raise Refusal(f'the rule "{name}" names "{other[:60]}", which is no rule of the grammar')
+        order = _regular(self._references)
+        check_rules(rules, order)
+        self._regular = frozenset(order)
+        self._symbols = {
+            name: f"{prefix.upper()}T{at}" if name in self._regular else f"{prefix.lower()}r{at}"
+            for at, name in enumerate(rules)
+        }
+        self._prefix = prefix
+        self._lines: list[str] = []
+        self._num_hoisted = 0
+
+    def written(self) -> tuple[str, list[str]]:
+        for name, node in self._rules.items():
+            body = self._terminal(node) if name in self._regular else self._rule(node)
+            self._lines.append(f"{self._symbols[name]}: {body}")
+        return self._symbols[ROOT], self._lines
+
+    def _is_regular(self, node: Node) -> bool:
+        return _references(node) <= self._regular
+
+    def _rule(self, node: Node) -> str:
+        """Return an expression of rules; its regular parts become terminals of their own."""
+        if self._is_regular(node):
+            return self._hoisted(node)
+        match node:
+            case Reference(name):
+                return self._symbols[name]
+            case Items(parts):
+                return " ".join(map(self._rule, self._joined(parts)))
+            case Choice(options):
+                return "(" + " | ".join(map(self._rule, options)) + ")"
+            case Repeat(part, low, high):
+                return f"({self._rule(part)}){_counted(low, high)}"
+            case Literal() | Class():
+                raise AssertionError("is regular")
+            case _:
+                assert_never(node)
+
+    def _joined(self, parts: tuple[Node, ...]) -> list[Node]:
+        """Return the parts with regular neighbours joined."""
+        joined: list[Node] = []
+        run: list[Node] = []
+        for part in parts:
+            if self._is_regular(part):
+                run.append(part)
+                continue
+            joined += [Items(tuple(run))] if run else []
+            joined.append(part)
+            run = []
+        return joined + ([Items(tuple(run))] if run else [])
+
+    def _hoisted(self, node: Node) -> str:
+        self._num_hoisted += 1
+        symbol = f"{self._prefix.upper()}H{self._num_hoisted}"
+        self._lines.append(f"{symbol}: {self._terminal(node)}")
+        return symbol
+
+    def _terminal(self, node: Node) -> str:
+        match node:
+            case Literal(text):
+                return quoted(text)
+            case Class(ranges, is_negated):
+                return _class(ranges, is_negated=is_negated)
+            case Reference(name):
+                return self._symbols[name]
+            case Items(parts):
+                return "(" + " ".join(map(self._terminal, parts)) + ")" if parts else '""'
+            case Choice(options):
+                return "(" + " | ".join(map(self._terminal, options)) + ")"
+            case Repeat(part, low, high):
+                return f"({self._terminal(part)}){_counted(low, high)}"
+            case _:
+                assert_never(node)
+
+
+def _references(node: Node) -> frozenset[str]:
+    """Return the names of the rules that an expression refers to."""
+    match node:
+        case Reference(name):
+            return frozenset((name,))
+        case Items(parts):
+            return frozenset().union(*map(_references, parts))
+        case Choice(options):
+            return frozenset().union(*map(_references, options))
+        case Repeat(part, _, _):
+            return _references(part)
+        case Literal() | Class():
+            return frozenset()
+        case _:
+            assert_never(node)
+
+
+def _regular(references: Mapping[str, frozenset[str]]) -> list[str]:
+    """Return the names of rules that are not recursive, each behind those it refers to."""
+    users = defaultdict(list)
+    num_open = {name: len(others) for name, others in references.items()}
+    for name, others in references.items():
+        for other in others:
+            users[other].append(name)
+    found = [name for name, count in num_open.items() if not count]
+    for name in found:
+        for user in users[name]:
+            num_open[user] -= 1
+            if not num_open[user]:
+                found.append(user)
+    return found
+
+
+def _class(ranges: tuple[tuple[int, int], ...], *, is_negated: bool) -> str:
+    if not ranges:
+        return "/(?s:.)/"
+    inside = "".join(_escaped(low) if low == high else f"{_escaped(low)}-{_escaped(high)}" for low, high in ranges)
+    return f"/[{'^' if is_negated else ''}{inside}]/"
+
+
+def _escaped(code: int) -> str:
+    return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\u{{{code:x}}}"
+
+
+def _counted(low: int, high: int | None) -> str:
+    return f"{{{low},{'' if high is None else high}}}"

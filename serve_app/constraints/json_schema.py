@@ -1,5 +1,7 @@
-"""Prepares a JSON schema for the library: refuses what cannot be enforced, by keyword and path, and drops what says
-nothing.
+"""Prepares a JSON schema for the library's compiler: refuses, by keyword and path, what cannot be enforced.
+
+What comes out has the same meaning, or is stricter, and has only keywords that the library enforces. The library itself
+ignores some keywords in silence and names no path.
 
 What comes out has the same meaning, or is stricter, and no other keyword than the library enforces.
 """
@@ -7,24 +9,25 @@ What comes out has the same meaning, or is stricter, and no other keyword than t
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serve_app.constraints.disjoint import are_disjoint, tag_of
 from serve_app.constraints.keywords import (
     COUNTS,
     FORMATS,
+    KNOWN,
+    ROOT,
     SCHEMA_LISTS,
     SCHEMA_MAPS,
     SHAPES,
+    TYPE_NAMES,
+    References,
     check_enforced,
     check_shape,
     unenforced,
 )
-from serve_app.constraints.patterns import KNOWN
-from serve_app.constraints.pointers import ROOT, References, child
-from serve_app.constraints.reach import check_schema
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.limits import Refusal, check_schema, child
 
 WHITESPACE = r"( |\r?\n[ \t]{0,20})"
 """Between two parts of JSON: a space, or a new line and its indent. A model that is unsure cannot write it for ever."""
@@ -50,7 +53,9 @@ class PreparedSchema:
 
 
 def prepare_schema(source: str, *, whitespace: str | None = WHITESPACE) -> PreparedSchema:
-    """whitespace: what may stand between two parts of JSON, as an expression; None is nothing at all
+    """Prepare a schema. Raises Refusal, which says where.
+
+    whitespace: what may stand between two parts of JSON, as an expression; None is nothing at all
 
     Raises Refusal, which says where.
     """
@@ -119,7 +124,7 @@ class _Preparation:
         return found
 
     def _plain(self, schema: dict[str, Any], path: str) -> dict[str, Any]:
-        """The keywords that hold no schemas."""
+        """Return the keywords that hold no schemas."""
         found: dict[str, Any] = {}
         for name, value in _without_old_bounds(schema).items():
             if name in SHAPES:
@@ -159,7 +164,7 @@ class _Preparation:
         return [self._schema(each, child(path, name, at)) for at, each in enumerate(value)]
 
     def _add_items(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
-        """Older drafts call `prefixItems` `items`, and what follows them `additionalItems`."""
+        """Add `items`. Older drafts call `prefixItems` `items`, and what follows them `additionalItems`."""
         items = schema.get("items")
         if isinstance(items, list):
             found["prefixItems"] = self._list(items, path, "items") if items else []
@@ -170,7 +175,7 @@ class _Preparation:
             found["items"] = self._schema(items, child(path, name))
 
     def _add_properties(self, schema: dict[str, Any], path: str, found: dict[str, Any]) -> None:
-        """What other names than those listed may have, and which names they may be."""
+        """Add what other names may have, and which names are allowed."""
         others = schema.get("additionalProperties")
         if others is not None:
             found["additionalProperties"] = self._schema(others, child(path, "additionalProperties"))
@@ -184,7 +189,7 @@ class _Preparation:
             self._restrict_names(names, path, found)
 
     def _restrict_names(self, names: Any, path: str, found: dict[str, Any]) -> None:
-        """Names of a few, or of a pattern, where nothing else says which there are."""
+        """Allow only a few names, or those of a pattern, if nothing else says which there are."""
         others = found.pop("additionalProperties", True)
         names = self._resolved(names)
         saying = (
@@ -205,8 +210,9 @@ class _Preparation:
         found["additionalProperties"] = False
 
     def _settle_one_of(self, path: str, found: dict[str, Any]) -> None:
-        """Of options that exclude each other one fits exactly where any does; so do those that a tag tells apart, once
-        it must be there."""
+        """Turn `oneOf` into `anyOf` if its options exclude each other, or if a tag tells them apart that is then
+        required.
+        """
         options = found.get("oneOf")
         if options is None:
             return
@@ -237,7 +243,7 @@ class _Preparation:
         }
 
     def _resolved(self, schema: Schema) -> Schema:
-        """What the names of our own lead to, as it was sent."""
+        """Return what one of our own names leads to, as it was sent."""
         for _ in range(8):
             if not (isinstance(schema, dict) and "$ref" in schema):
                 return schema
@@ -248,7 +254,7 @@ class _Preparation:
 
 
 def _without_old_bounds(schema: dict[str, Any]) -> dict[str, Any]:
-    """With exclusive bounds as numbers; draft 4 has booleans that say so of the others."""
+    """Return the schema with exclusive bounds as numbers; draft 4 writes them as booleans."""
     found = dict(schema)
     for exclusive, inclusive in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):
         is_exclusive = found.get(exclusive)
@@ -257,3 +263,80 @@ def _without_old_bounds(schema: dict[str, Any]) -> dict[str, Any]:
             if is_exclusive and inclusive in found:
                 found[exclusive] = found.pop(inclusive)
     return found
+
+
+Resolve = Callable[[Any], Any]
+"""From a schema to the one that its `$ref` leads to; another stays."""
+
+MAX_DEPTH = 4
+TYPES_OF: Mapping[type, tuple[str, ...]] = {
+    type(None): ("null",), bool: ("boolean",), int: ("number", "integer"), float: ("number", "integer"),
+    str: ("string",), list: ("array",),
+}  # fmt: skip
+
+
+def are_disjoint(left: Any, right: Any, resolve: Resolve, *, depth: int = MAX_DEPTH) -> bool:
+    """Return True if certainly no value fits both schemas: by type, by values, or by a property that both require."""
+    left, right = resolve(left), resolve(right)
+    if left is False or right is False:
+        return True
+    if not (depth and isinstance(left, dict) and isinstance(right, dict)):
+        return False
+    values, others = _values(left), _values(right)
+    if values is not None and others is not None:
+        return not values & others
+    if not _types(left) & _types(right):
+        return True
+    if _types(left) != {"object"} or _types(right) != {"object"}:
+        return False
+    required = set(left.get("required") or ()) & set(right.get("required") or ())
+    return any(
+        are_disjoint(left["properties"][name], right["properties"][name], resolve, depth=depth - 1)
+        for name in required & _properties(left) & _properties(right)
+    )
+
+
+def tag_of(options: Sequence[Any], resolve: Resolve) -> str | None:
+    """Return a property that tells all options apart if it is there, such as a discriminator with a default."""
+    resolved = [resolve(option) for option in options]
+    if not all(isinstance(option, dict) and _types(option) == {"object"} for option in resolved):
+        return None
+    common = set.intersection(*(_properties(option) for option in resolved))
+    for name in sorted(common):
+        values = [option["properties"][name] for option in resolved]
+        if all(are_disjoint(left, right, resolve, depth=1) for at, left in enumerate(values) for right in values[:at]):
+            return name
+    return None
+
+
+def _values(schema: dict[str, Any]) -> set[str] | None:
+    """Return the allowed values as JSON, which tells true from 1; None if they are not listed."""
+    if "const" in schema:
+        return {_text(schema["const"])}
+    if isinstance(schema.get("enum"), list):
+        return {_text(value) for value in schema["enum"]}
+    return None
+
+
+def _text(value: Any) -> str:
+    is_whole = isinstance(value, float) and value.is_integer()
+    return json.dumps(int(value) if is_whole else value, sort_keys=True)
+
+
+def _types(schema: dict[str, Any]) -> frozenset[str]:
+    """Return the types that may fit; an integer is a number."""
+    found = schema.get("type")
+    if found is None:
+        values = _values(schema)
+        return TYPE_NAMES if values is None else frozenset(t for text in values for t in _types_of(json.loads(text)))
+    types = frozenset(found if isinstance(found, list) else (found,))
+    return types | {"integer"} if "number" in types else types
+
+
+def _types_of(value: Any) -> tuple[str, ...]:
+    return TYPES_OF.get(type(value), ("object",))
+
+
+def _properties(schema: dict[str, Any]) -> set[str]:
+    found = schema.get("properties")
+    return set(found) if isinstance(found, dict) else set()

@@ -1,12 +1,16 @@
-"""The keywords of JSON Schema: what each must hold, and which of them cannot be enforced token by token."""
+"""The keywords of JSON Schema: what each must hold, which cannot be enforced, what `$ref` means, and known patterns.
+
+Nothing is ever fetched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
 
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.limits import Refusal, child
 
 FORMATS = frozenset(("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"))
 """Enforced; others are annotations, as the standard has it."""
@@ -83,7 +87,7 @@ UNENFORCED: Mapping[str, Check] = MappingProxyType(
 
 
 def check_shape(name: str, value: Any, path: str) -> None:
-    """Raises Refusal where a keyword does not hold what it must."""
+    """Raise Refusal if a keyword does not hold what it must."""
     is_right, words = SHAPES[name]
     if not is_right(value):
         raise Refusal(f'"{name}" must be {words}', path)
@@ -92,7 +96,7 @@ def check_shape(name: str, value: Any, path: str) -> None:
 
 
 def _is_exact(value: Any) -> bool:
-    """Whether every integer in it is one to the library, which reads longer ones as the nearest float."""
+    """Return whether the library reads every integer exactly; it reads longer ones as the nearest float."""
     match value:
         case bool():
             return True
@@ -107,7 +111,7 @@ def _is_exact(value: Any) -> bool:
 
 
 def check_enforced(schema: Mapping[str, Any], path: str) -> None:
-    """Raises Refusal where a keyword would have to be enforced and cannot be."""
+    """Raise Refusal if a keyword would have to be enforced and cannot be."""
     for name, changes_nothing in UNENFORCED.items():
         if name in schema and not changes_nothing(schema[name]):
             if name == "contains" and schema.get("minContains") == 0 and "maxContains" not in schema:
@@ -117,3 +121,82 @@ def check_enforced(schema: Mapping[str, Any], path: str) -> None:
 
 def unenforced(name: str, path: str, when: str = "") -> Refusal:
     return Refusal(f'"{name}"{when} cannot be enforced', path)
+
+
+_LOCAL = r"[A-Za-z0-9_'+\-]"
+
+KNOWN: Mapping[str, str] = MappingProxyType(
+    {
+        # pydantic, of a Decimal: at least one digit, around at most one point
+        r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
+        # zod 4, of z.email(): no point first, none beside another
+        r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+            rf"^({_LOCAL}+\.)*{_LOCAL}*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
+        ),
+        # zod 3, of z.string().email()
+        r"^(?!\.)(?!.*\.\.)([A-Z0-9_'+\-\.]*)[A-Z0-9_+-]@([A-Z0-9][A-Z0-9\-]*\.)+[A-Z]{2,}$": (
+            r"^([A-Z0-9_'+\-]+\.)*[A-Z0-9_'+\-]*[A-Z0-9_+\-]@([A-Z0-9][A-Z0-9\-]*\.)+[A-Z]{2,}$"
+        ),
+        # zod 4, of z.iso.duration(): weeks alone, or a part of a date or a time at least
+        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+            r"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)(T{time})?|T{time})$".replace(
+                "{time}", r"(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S)"
+            )
+        ),
+    }
+)
+
+
+ROOT = "#"
+
+
+class References:
+    """The parts of one schema by what they may be called: pointers, anchors, ids."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._base = root.get("$id", "") if isinstance(root, dict) and isinstance(root.get("$id", ""), str) else ""
+        self._named: dict[str, str] | None = None
+
+    def path_of(self, reference: object, path: str) -> str:
+        """Return the pointer of what a reference at `path` means. Raises Refusal."""
+        if not isinstance(reference, str):
+            raise Refusal('"$ref" must be a string', path)
+        target = urljoin(self._base, reference) if self._base else reference
+        address, fragment = urldefrag(target)
+        if address.rstrip("#") in ("", self._base.rstrip("#")) and (not fragment or fragment.startswith("/")):
+            return ROOT + unquote(fragment).rstrip("/")
+        if self._named is None:
+            self._named = dict(self._names())
+        found = self._named.get(target) or self._named.get(reference)
+        if found is None:
+            raise Refusal(
+                f'"$ref" is {reference[:100]!r}, which is not within the schema, and nothing is fetched', path
+            )
+        return found
+
+    def at(self, target: str, path: str) -> Any:
+        """Return what a pointer leads to. Raises Refusal if it leads nowhere; `path` is where the pointer stands."""
+        found = self._root
+        for step in target.split("/")[1:]:
+            name = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, dict) and name in found:
+                found = found[name]
+            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+                found = found[int(name)]
+            else:
+                raise Refusal(f'"$ref" is {target[:100]!r}, where the schema has nothing', path)
+        return found
+
+    def _names(self) -> Iterator[tuple[str, str]]:
+        open_parts: list[tuple[str, Any]] = [(ROOT, self._root)]
+        while open_parts:
+            path, part = open_parts.pop()
+            if isinstance(part, dict):
+                if isinstance(anchor := part.get("$anchor"), str):
+                    yield urljoin(self._base, f"#{anchor}"), path
+                if isinstance(name := part.get("$id"), str):
+                    yield urljoin(self._base, name), path
+                open_parts += [(child(path, key), value) for key, value in part.items()]
+            elif isinstance(part, list):
+                open_parts += [(child(path, at), value) for at, value in enumerate(part)]

@@ -1,4 +1,6 @@
-"""Structural tags as SGLang and xgrammar document them: free text, and forms that begin where a trigger is written.
+"""Writes structural tags as a grammar: free text, and forms that begin where a trigger is written.
+
+The forms are those that SGLang and xgrammar document; `llguidance.StructTag` knows only the older one.
 
 {"structures": [{"begin": "<f=a>", "schema": {…}, "end": "</f>"}], "triggers": ["<f="]}
 {"format": {"type": "triggered_tags", "triggers": […], "tags": [{"begin", "content", "end"}]}}
@@ -7,22 +9,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
-from serve_app.constraints.gbnf import read_gbnf
+from serve_app.constraints.gbnf import quoted, read_gbnf, to_lark
 from serve_app.constraints.json_schema import prepare_schema
-from serve_app.constraints.lark import quoted, to_lark
-from serve_app.constraints.pointers import child
-from serve_app.constraints.reach import check_length
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.regex_length import shortest_match
+from serve_app.constraints.limits import Refusal, check_length, child, shortest_match
 
 ANY_TEXT = "/(?s:.*)/"
 MAX_PARTS = 1000
 
 
 def structural_tag_to_lark(source: str) -> tuple[str, tuple[str, ...]]:
-    """The grammar, and the formats in its schemas that nobody enforces. Raises Refusal, which says where."""
+    """Return the grammar, and the formats in its schemas that are not enforced. Raises Refusal, which says where."""
     tag = json.loads(source)
     writer = Writer()
     if "format" in tag:
@@ -34,7 +32,7 @@ def structural_tag_to_lark(source: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _as_triggered(tag: dict[str, Any]) -> dict[str, Any]:
-    """The older form as the newer one."""
+    """Return the older form as the newer one."""
     structures = tag.get("structures")
     if not isinstance(structures, list) or not all(isinstance(each, dict) for each in structures):
         raise Refusal('a structural tag has a "format", or "structures" and "triggers"')
@@ -59,18 +57,20 @@ class Writer:
         self._num_parts = 0
 
     def format(self, part: Any, path: str, *, follows: str | None) -> str:
-        """The symbol of a part; `follows` is the literal that stands behind it and that it is to take in, where it
-        has no end of its own."""
+        """Return the symbol of a part.
+
+        follows: the literal behind it, which the part takes in because it has no end of its own
+        """
         kind = part.get("type") if isinstance(part, dict) else None
         match kind:
             case "const_string":
                 body = quoted(_text(part, "value", path))
             case "json_schema":
-                body = self._schema(part.get("json_schema", True), path)
+                body = self.schema(part.get("json_schema", True), path)
             case "regex":
                 regex = _text(part, "pattern", path)
                 check_length(shortest_match(regex), path)
-                body = _pattern(regex)
+                body = lark_regex(regex)
             case "grammar":
                 body = self._grammar(_text(part, "grammar", path))
             case "any_text":
@@ -89,11 +89,12 @@ class Writer:
             case "tags_with_separator":
                 body = self._separated(part, path)
             case _:
-                _refuse_kind(kind, path)
+                what = f'"type" is {str(kind)[:60]!r}, which is no format of a structural tag that can be enforced'
+                raise Refusal(what, path)
         return self.define(body)
 
     def triggered(self, part: dict[str, Any], path: str) -> str:
-        """Free text, in which each trigger begins one of the tags that begin with it."""
+        """Return free text in which each trigger begins one of the tags that begin with it."""
         triggers = [each for each in _parts(part, "triggers", path) if isinstance(each, str) and each]
         tags = _parts(part, "tags", path)
         if len(triggers) != len(part["triggers"]):
@@ -118,7 +119,7 @@ class Writer:
         return f"{quoted(_text(part, 'begin', path))} {self._content(part, path)}"
 
     def _content(self, part: Any, path: str) -> str:
-        """What stands between the beginning of a tag and behind its end."""
+        """Return what stands between the beginning of a tag and the end of its end mark."""
         end = _text(part, "end", path)
         content, where = part.get("content"), child(path, "content")
         is_free = isinstance(content, dict) and content.get("type") == "any_text"
@@ -128,11 +129,10 @@ class Writer:
     def _sequence(self, elements: list[Any], path: str, follows: str | None) -> list[str]:
         symbols = []
         for at, element in enumerate(elements):
-            where, following = child(path, "elements", at), elements[at + 1] if at + 1 < len(elements) else None
-            is_free = isinstance(element, dict) and element.get("type") == "any_text"
-            if is_free and following is not None:
+            where, is_last = child(path, "elements", at), at + 1 == len(elements)
+            if not is_last and isinstance(element, dict) and element.get("type") == "any_text":
                 raise Refusal('"any_text" must be the last element, or stand in a tag with an "end"', where)
-            symbols.append(self.format(element, where, follows=follows if following is None else None))
+            symbols.append(self.format(element, where, follows=follows if is_last else None))
         return symbols
 
     def _separated(self, part: Any, path: str) -> str:
@@ -150,7 +150,8 @@ class Writer:
             return self.define(ANY_TEXT)
         return self.define(f"{ANY_TEXT} {quoted(follows)}", is_lazy=True)
 
-    def _schema(self, schema: Any, path: str) -> str:
+    def schema(self, schema: Any, path: str) -> str:
+        """Return a schema as the body of a rule. Raises Refusal."""
         try:
             prepared = prepare_schema(json.dumps(schema))
         except Refusal as refusal:
@@ -164,7 +165,7 @@ class Writer:
         return symbol
 
     def define(self, body: str, *, is_lazy: bool = False) -> str:
-        """A rule of this body; return its symbol. Raises Refusal where there are too many."""
+        """Add a rule and return its symbol. Raises Refusal if there are too many."""
         self._num_parts += 1
         if self._num_parts > MAX_PARTS:
             raise Refusal(f"the structural tag has more than {MAX_PARTS} parts")
@@ -187,10 +188,6 @@ def _parts(part: Any, name: str, path: str) -> list[Any]:
     return value
 
 
-def _pattern(regex: str) -> str:
-    """A regular expression between the slashes of Lark."""
+def lark_regex(regex: str) -> str:
+    """Return a regular expression between Lark's slashes."""
     return "/" + regex.replace("/", "\\u{2f}").replace("\n", "\\n").replace("\r", "\\r") + "/"
-
-
-def _refuse_kind(kind: object, path: str) -> NoReturn:
-    raise Refusal(f'"type" is {str(kind)[:60]!r}, which is no format of a structural tag that can be enforced', path)

@@ -1,12 +1,13 @@
-"""A model's tokens as the constraint library knows them: bytes, ids that end a text, and how text is cut into them."""
+"""A model's tokens as the constraint library knows them, and the matcher that follows one text along its constraint."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from llguidance import LLTokenizer
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 SLICES = (r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}')
 """Tokens that a JSON string may have anywhere, by their lengths: where ten or thirty more characters fit, all of them
@@ -43,7 +44,7 @@ class Vocabulary:
         return (self.num_ids + 31) // 32
 
     def tokenizer(self, encode: Encode | None = None) -> LLTokenizer:
-        """The library's own; takes some milliseconds per ten thousand tokens, and 50 MB of 152k.
+        """Return the library's own tokenizer; takes some milliseconds per ten thousand tokens, and 50 MB for 152k.
 
         Forced text is cut into tokens by `encode`; without it the longest piece that fits comes first. The library
         could read a tokenizer's file by itself and do that, no sooner, with a second copy of the tokenizer in memory.
@@ -83,7 +84,7 @@ class _Source(SimpleNamespace):
         )
 
     def forget_words(self) -> None:
-        """The library has made its own of them, and holds this for as long as there may be text to cut."""
+        """Drop the words: the library has copied them, and keeps this object as long as there may be text to cut."""
         self.tokens.clear()
         self.special_token_ids.clear()
 
@@ -92,3 +93,64 @@ class _Source(SimpleNamespace):
         if found is None or max(found, default=0) >= self.num_ids:
             return self.tokenizer.greedy_tokenize(text)
         return found
+
+
+MAX_THREADS = 4
+
+
+class Matcher:
+    """The state of one text. One thread at a time; other threads run while masks are computed.
+
+    num_words: of 32 bits that a mask takes
+    formats:   that its schema asks for and nobody enforces
+    """
+
+    def __init__(self, matcher: LLMatcher, *, num_words: int, formats: tuple[str, ...] = ()) -> None:
+        self._matcher = matcher
+        self.num_words = num_words
+        self.formats = formats
+
+    def advance(self, token_id: int) -> None:
+        """Take the next token, which the last mask allowed; another one is a failure."""
+        self._matcher.consume_token(token_id)
+
+    def go_back(self, num_tokens: int) -> None:
+        """Undo the last tokens."""
+        self._matcher.rollback(num_tokens)
+
+    @property
+    def forced(self) -> int | None:
+        """The only token that the next mask will allow, where the constraint says so by itself."""
+        tokens = self._matcher.compute_ff_tokens()
+        return tokens[0] if tokens else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow but the end."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the text so far satisfies the constraint."""
+        return self._matcher.is_accepting()
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be said any more: the work for one token has passed its bounds. It stays so."""
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
+
+class Masks:
+    """Computes the masks of many texts at once, in threads of its own."""
+
+    def __init__(self) -> None:
+        self._executor = LLExecutor(num_threads=min(MAX_THREADS, os.cpu_count() or 1))
+
+    def fill(self, matchers: Sequence[Matcher], address: int) -> None:
+        """Write a mask per text to that address, one behind the other; bit i is token i, 1 is allowed.
+
+        All are of one vocabulary. The caller keeps the memory until this returns. Python's lock is released meanwhile.
+        """
+        num_words = matchers[0].num_words
+        numbered = [(each._matcher, row) for row, each in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(numbered, address, num_words * 4, len(numbered))

@@ -69,13 +69,13 @@ class Backend(Protocol):
 
 
 def has_images(request: GenerationRequest) -> bool:
-    """Whether images are to be seen before it is taken in."""
+    """Return whether the request's images must be decoded before it is accepted."""
     conversation = request.conversation
     return bool(request.prompt.images) or (conversation is not None and bool(conversation.images))
 
 
 def text_size(requests: Iterable[GenerationRequest]) -> int:
-    """Characters and ids of what is cut into tokens; of a conversation, of what its text is rendered of."""
+    """Return the characters and ids that are to be tokenized; a conversation counts by the text it is rendered from."""
     return sum(
         each.num_chars
         + each.prompt.num_ids
@@ -86,6 +86,5 @@ def text_size(requests: Iterable[GenerationRequest]) -> int:
 
 
 def may_take_long(requests: Sequence[GenerationRequest]) -> bool:
-    """Whether they are taken in only when images were seen, or texts cut into tokens that are long, or may be once
-    they are rendered."""
+    """Return whether accepting the requests may take long: they have images, or much text to tokenize or render."""
     return any(map(has_images, requests)) or text_size(requests) > LONG_TEXT // 2

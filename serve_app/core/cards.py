@@ -1,18 +1,18 @@
-"""What a replica says of itself: its model, its adapters, its limits."""
+"""What a replica says of itself: its model, its adapters, its limits, and adapters as they lie on disk."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from serve_app.core.delta import Load
 from serve_app.core.errors import ContextOverflow
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.prompt import ImageCard
-from serve_app.core.request import EmbeddingForm, GenerationRequest
+from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, SamplerName
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 
 # Where a vocabulary sets no bound, a text may be so long: room for one of a few long words, or of much white space.
@@ -61,7 +61,10 @@ class PromptLength:
             raise self._too_long(request, num_chars, most, f"can fit the context of {self.model_name}")
 
     def overflow(self, request: GenerationRequest, found: str, facts: dict[str, int]) -> ContextOverflow:
-        """found: how long the prompt is, behind its number"""
+        """Return the refusal of a prompt that is too long.
+
+        found: how long the prompt is, behind its number
+        """
         remedy = "" if request.context.takes_any_length else ', or send "truncate_sequence": true'
         name = request.context.prompt_name
         context = f"{self.max_model_len} tokens for prompt and completion together"
@@ -74,7 +77,7 @@ class PromptLength:
         )
 
     def _most_chars(self, num_ids: int) -> int:
-        """Characters of text that may fit beside so many tokens."""
+        """Return how many characters of text may fit beside so many tokens."""
         if self.chars_per_token is None:
             return self.max_chars
         return (self.max_model_len - num_ids) * self.chars_per_token
@@ -85,6 +88,14 @@ class PromptLength:
 
 
 ToolPrompt = Literal["template", "prompt", "ignore", "refuse"]
+OtherSampling = Literal[
+    "dynamic_temperature", "mirostat", "logit_bias", "allowed_token_ids", "bad_words", "sampler_order"
+]  # fmt: skip
+SamplingKind = SamplerName | OtherSampling
+"""A sampler, or another way to decide which token is drawn; `sampler_order` is any order but the usual one."""
+AdapterKind = Literal["plain", "scaled", "mixed"]
+"""One adapter as it was trained, one with a scale that the client chose, several at once."""
+RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +121,7 @@ class AdapterCard:
         return self.reason is None
 
     def part(self, scale: float) -> Part:
-        """So much of it."""
+        """Return this adapter at a scale, as a part of a mix."""
         return Part(adapter=self.name, version=self.version, scale=scale, keeps_prefix=self.keeps_prefix)
 
 
@@ -142,6 +153,19 @@ class RecordCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What an engine can do for a request. The router refuses a request that needs more."""
+
+    sampling: frozenset[SamplingKind] = frozenset((*get_args(SamplerName), *get_args(OtherSampling)))
+    constraints: frozenset[ConstraintKind] = frozenset(get_args(ConstraintKind))
+    adapters: frozenset[AdapterKind] = frozenset(get_args(AdapterKind))
+    recordings: frozenset[RecordingKind] = frozenset(get_args(RecordingKind))
+
+
+EVERYTHING = Capabilities()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelCard:
     """A base model as it is served.
 
@@ -162,6 +186,7 @@ class ModelCard:
     max_mixed_adapters: in one mix; all of them have to be resident at once
     fills_gaps: whether it has the tokens with which a text behind a gap is told
     prompt_length: what it refuses by length alone; None is not known
+    capabilities: what its engine can do; a card that does not say so has an engine that can do everything
     """
 
     name: str
@@ -186,6 +211,7 @@ class ModelCard:
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
     fills_gaps: bool = False
     prompt_length: PromptLength | None = None
+    capabilities: Capabilities = EVERYTHING
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:
@@ -193,11 +219,11 @@ class ModelCard:
         return tuple(card for card in self.adapters if card.is_usable)
 
     def template_for(self, *, has_tools: bool) -> str:
-        """The chat template of a chat with tools, or without."""
+        """Return the chat template for a chat with or without tools."""
         return (self.tool_template if has_tools else "") or self.chat_template
 
     def has(self, model: ModelRef) -> bool:
-        """Whether it has every adapter of the model in its version, and as many at once."""
+        """Return whether the model has every adapter of a reference, in its version, and may hold so many at once."""
         cards = [(self.adapter(part.adapter), part.version) for part in model.parts]
         return len(cards) <= max(1, self.max_mixed_adapters) and all(
             card is not None and card.is_usable and card.version == version for card, version in cards

@@ -1,33 +1,6 @@
-"""Every error that a client can be shown, as one tree.
+"""Every error that a client can be shown, as one tree of classes.
 
-    ServeError                     500 server_error
-    ├── InvalidRequest             400 invalid_request_error
-    │   ├── MalformedJson          400
-    │   ├── BodyLost               400
-    │   ├── UnsupportedParameter   400
-    │   ├── ContextOverflow        400 exceed_context_size_error
-    │   └── AdapterUnusable        400
-    ├── Unauthenticated            401 authentication_error
-    ├── Forbidden                  403 permission_error
-    ├── NotFound                   404 not_found_error
-    │   ├── ModelNotFound          404
-    │   └── AdapterNotFound        404
-    ├── MethodNotAllowed           405
-    ├── RequestTimeout             408 timeout_error
-    ├── PayloadTooLarge            413
-    ├── UnsupportedMediaType       415
-    ├── KeyReused                  422 invalid_request_error
-    ├── QuotaExceeded              429 rate_limit_error
-    │   └── OutOfBudget            429
-    ├── NotSupported               501 not_supported_error
-    ├── Unavailable                503 unavailable_error
-    │   ├── ModelLoading           503
-    │   └── Overloaded             503
-    ├── DeadlineExceeded           504 timeout_error
-    └── EngineFailed               500
-        └── ReplicaLost            500
-
-Errors cross process borders by pickle, which rebuilds them from `args`: every fact of an error is in `args`.
+Pickle carries errors between processes and rebuilds them from `args`, so `args` hold every fact of an error.
 """
 
 from __future__ import annotations
@@ -66,7 +39,7 @@ class ServeError(Exception):
         remedy: str = "",
         facts: Mapping[str, int | float | str] | None = None,
     ) -> Self:
-        """The one form of a message about a parameter: its name, what it must do or be, what was found.
+        """Return the refusal of a parameter in the one form: its name, what it must be, what was found.
 
         remedy: a sentence that follows
         """
@@ -74,7 +47,7 @@ class ServeError(Exception):
         return cls(f"{message} {remedy}" if remedy else message, param, facts)
 
     def about(self, model: str) -> Self:
-        """The same, of this one of several models."""
+        """Return the same error with a message that names this one of several models."""
         return type(self)(f'Model "{model}": {self.message}', self.param, self.facts)
 
     def __str__(self) -> str:
@@ -90,9 +63,7 @@ class ServeError(Exception):
 class InvalidRequest(ServeError):
     """The request is malformed or a parameter is out of its range."""
 
-    status = 400
-    type = "invalid_request_error"
-    code = "invalid_value"
+    status, type, code = 400, "invalid_request_error", "invalid_value"
 
 
 class MalformedJson(InvalidRequest):
@@ -116,8 +87,7 @@ class UnsupportedParameter(InvalidRequest):
 class ContextOverflow(InvalidRequest):
     """The prompt, or the prompt and its completion, do not fit the model's context."""
 
-    type = "exceed_context_size_error"
-    code = "context_length_exceeded"
+    type, code = "exceed_context_size_error", "context_length_exceeded"
 
 
 class AdapterUnusable(InvalidRequest):
@@ -129,25 +99,19 @@ class AdapterUnusable(InvalidRequest):
 class Unauthenticated(ServeError):
     """The request has no key, or one that nobody knows; the response says how to send one."""
 
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
+    status, type, code = 401, "authentication_error", "invalid_api_key"
 
 
 class Forbidden(ServeError):
     """The request asks for what no client may have."""
 
-    status = 403
-    type = "permission_error"
-    code = "forbidden"
+    status, type, code = 403, "permission_error", "forbidden"
 
 
 class NotFound(ServeError):
     """No such route or object."""
 
-    status = 404
-    type = "not_found_error"
-    code = "not_found"
+    status, type, code = 404, "not_found_error", "not_found"
 
 
 class ModelNotFound(NotFound):
@@ -165,49 +129,37 @@ class AdapterNotFound(NotFound):
 class MethodNotAllowed(ServeError):
     """The route exists, the method does not."""
 
-    status = 405
-    type = "invalid_request_error"
-    code = "method_not_allowed"
+    status, type, code = 405, "invalid_request_error", "method_not_allowed"
 
 
 class RequestTimeout(ServeError):
     """The client took too long to send its request."""
 
-    status = 408
-    type = "timeout_error"
-    code = "request_timeout"
+    status, type, code = 408, "timeout_error", "request_timeout"
 
 
 class PayloadTooLarge(ServeError):
     """The request's body is larger than the server reads."""
 
-    status = 413
-    type = "invalid_request_error"
-    code = "payload_too_large"
+    status, type, code = 413, "invalid_request_error", "payload_too_large"
 
 
 class UnsupportedMediaType(ServeError):
     """The request's body is not JSON."""
 
-    status = 415
-    type = "invalid_request_error"
-    code = "unsupported_media_type"
+    status, type, code = 415, "invalid_request_error", "unsupported_media_type"
 
 
 class KeyReused(ServeError):
     """Another request came with the same Idempotency-Key."""
 
-    status = 422
-    type = "invalid_request_error"
-    code = "idempotency_key_reused"
+    status, type, code = 422, "invalid_request_error", "idempotency_key_reused"
 
 
 class QuotaExceeded(ServeError):
     """A limit of the tenant has too little left; the request may be repeated after `retry_after_s`."""
 
-    status = 429
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
+    status, type, code = 429, "rate_limit_error", "rate_limit_exceeded"
 
 
 class OutOfBudget(QuotaExceeded):
@@ -219,17 +171,13 @@ class OutOfBudget(QuotaExceeded):
 class NotSupported(ServeError):
     """The model that was asked is not made for this."""
 
-    status = 501
-    type = "not_supported_error"
-    code = "not_supported"
+    status, type, code = 501, "not_supported_error", "not_supported"
 
 
 class Unavailable(ServeError):
     """Nothing is wrong with the request; it may be repeated after `retry_after_s`."""
 
-    status = 503
-    type = "unavailable_error"
-    code = "unavailable"
+    status, type, code = 503, "unavailable_error", "unavailable"
 
 
 class ModelLoading(Unavailable):
@@ -247,9 +195,7 @@ class Overloaded(Unavailable):
 class DeadlineExceeded(ServeError):
     """The request took longer than the server's limit."""
 
-    status = 504
-    type = "timeout_error"
-    code = "deadline_exceeded"
+    status, type, code = 504, "timeout_error", "deadline_exceeded"
 
 
 class EngineFailed(ServeError):

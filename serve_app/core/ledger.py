@@ -1,13 +1,15 @@
-"""Who used what: a row per request, what replicas counted beside, and what the two come to."""
+"""Who used what: rows of requests, what replicas counted beside them, prices, sums, and reports as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Protocol
+
+from serve_app.core.bounded import Amount
 
 UNATTRIBUTED = "unattributed"
 """The key id and status of what replicas spent for a tenant and no row explains."""
@@ -34,14 +36,9 @@ class Spent:
     engine_ns: int = 0
 
     def at_least(self, other: Spent) -> Spent:
-        """The later of two."""
-        return Spent(
-            flow=self.flow,
-            prompt_tokens=max(self.prompt_tokens, other.prompt_tokens),
-            cached_tokens=max(self.cached_tokens, other.cached_tokens),
-            completion_tokens=max(self.completion_tokens, other.completion_tokens),
-            engine_ns=max(self.engine_ns, other.engine_ns),
-        )
+        """Return the larger value of each count: the later of two reports."""
+        numbers = (each.name for each in fields(self) if each.name != "flow")
+        return replace(self, **{name: max(getattr(self, name), getattr(other, name)) for name in numbers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +132,7 @@ class Ledger(Protocol):
         ...
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        """What was used, in the order of what is asked for by."""
+        """Return what was used, one line for each combination of what is asked for."""
         ...
 
 
@@ -143,16 +140,16 @@ NANO_PER_TOKEN = 1000
 """A price of 1 per million tokens is so many billionths per token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Price:
     """Per million tokens, in the one currency of the configuration. cached: None is the price of other prompt tokens"""
 
-    prompt: float = 0.0
-    cached: float | None = None
-    completion: float = 0.0
+    prompt: Amount = 0.0
+    cached: Amount | None = None
+    completion: Amount = 0.0
 
     def cost(self, *, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
-        """In billionths. The prompt's tokens are with those of them that were cached."""
+        """Return the cost in billionths. `prompt_tokens` include the cached ones."""
         if self is FREE:
             return 0
         cached = self.prompt if self.cached is None else self.cached
@@ -203,16 +200,9 @@ class FlowUsage:
     service: float = 0.0
 
     def plus(self, other: FlowUsage) -> FlowUsage:
-        """Both together, under the name of this one."""
-        return replace(
-            self,
-            engine_ns=self.engine_ns + other.engine_ns,
-            num_rows=self.num_rows + other.num_rows,
-            num_cached=self.num_cached + other.num_cached,
-            num_generated=self.num_generated + other.num_generated,
-            num_swaps=self.num_swaps + other.num_swaps,
-            service=self.service + other.service,
-        )
+        """Return the sum of both, under this one's name."""
+        numbers = (each.name for each in fields(self) if each.name != "flow")
+        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in numbers})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +220,7 @@ class UsageReport:
     gap: float = 0.0
 
     def bounded(self, most: int) -> UsageReport:
-        """The same with no more than `most` flows by name, the first ones, and all others as one."""
+        """Return the same report with the first `most` flows by name and all others as one."""
         if len(self.flows) <= most:
             return self
         named = {usage.flow: usage for usage in self.flows[:most] if usage.flow != REST}
@@ -242,7 +232,8 @@ class UsageReport:
 
 
 def as_csv(columns: Iterable[str], report: Iterable[Mapping[str, object]]) -> str:
-    """With a line of names (RFC 4180), also where nothing follows. What a spreadsheet would take for a formula is text.
+    """Return the report as CSV with a line of names (RFC 4180), even if empty. Values that look like formulas become
+    text.
 
     columns: those of every line of the report
     """

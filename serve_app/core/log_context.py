@@ -1,4 +1,4 @@
-"""Log lines: which requests a line is about, and how often a line of one kind may be written."""
+"""Log context: which clients' requests the work at hand is for, so that log lines can name them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REQUEST_IDS: ContextVar[tuple[str, ...]] = ContextVar("request_ids", default=())
 
 @contextmanager
 def log_context(client_request_ids: Iterable[str]) -> Iterator[None]:
-    """What is done inside, and in threads that inherit its context, is for these requests."""
+    """Mark the work inside, and in threads that inherit its context, as done for these requests."""
     token = REQUEST_IDS.set(distinct(client_request_ids))
     try:
         yield
@@ -23,12 +23,12 @@ def log_context(client_request_ids: Iterable[str]) -> Iterator[None]:
 
 
 def about(client_request_ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """As `extra` of a line that is about these requests, written where no context says so."""
+    """Return the `extra` of a log line about these requests, for code outside any log context."""
     return {"request_ids": distinct(client_request_ids)}
 
 
 def distinct(client_request_ids: Iterable[str]) -> tuple[str, ...]:
-    """Each once, the first ones of many; what has no name is left out."""
+    """Return each id once, at most `MAX_NAMED`; empty ids are left out."""
     found: dict[str, None] = {}
     for each in client_request_ids:
         if each and len(found) < MAX_NAMED:

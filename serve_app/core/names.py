@@ -19,7 +19,7 @@ class Part:
 
     version: digest of its files
     scale:   what it adds to a module's output is multiplied by it
-    keeps_prefix: keys and values are the base's whatever its scale (`engine/lora/prefix.py`)
+    keeps_prefix: keys and values are the base's whatever its scale (`engine/lora/registration.py`)
     """
 
     adapter: str
@@ -67,7 +67,7 @@ class ModelRef:
 
 
 def mixed(base: str, parts: Iterable[Part]) -> ModelRef:
-    """The model that these adapters make together, the same one however the same mix was written.
+    """Return the model that these adapters make together; the same mix, written differently, is the same model.
 
     Scales of one adapter add up; none left is the base, and one adapter alone at scale 1 is that adapter.
     """

@@ -177,11 +177,11 @@ class Prompt:
         return tuple(part for part in self.parts if isinstance(part, Image))
 
     def count(self, marker: str) -> int:
-        """How often a marker of images stands in its texts."""
+        """Return how often an image marker stands in the texts."""
         return sum(part.count(marker) for part in self.parts if isinstance(part, str))
 
     def with_images(self, images: Sequence[Image], marker: str) -> Prompt:
-        """The same with the images in the places of their markers, of which there are as many."""
+        """Return the same prompt with the images in place of their markers, of which there are as many."""
         assert self.count(marker) == len(images), "as many images as markers"
         waiting = iter(images)
         parts: list[str | tuple[int, ...] | Image] = []

@@ -1,4 +1,4 @@
-"""What is to be generated: a prompt with its sampling, stopping and logprob parameters, all checked."""
+"""What is to be generated: sampling, stopping, logprobs, constraints, context and recordings, all checked."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ContextParams:
         return self.truncates_prompt or self.max_prompt_tokens is not None
 
     def num_wanted(self, num_tokens: int, *, max_tokens: int | None, max_model_len: int) -> int:
-        """How many of a prompt's tokens are wanted, whether all fit or not."""
+        """Return how many of a prompt's tokens are wanted, whether they fit or not."""
         most = self.max_prompt_tokens
         if most is None:
             return num_tokens
@@ -112,7 +112,7 @@ class ContextParams:
         return num_tokens if num_tokens < max_model_len else max(1, max_model_len // 2)
 
     def num_kept(self, num_tokens: int, *, max_tokens: int | None, max_model_len: int) -> int:
-        """How many of a prompt's tokens stay: all, unless it leaves no room and may be cut.
+        """Return how many of a prompt's tokens stay: all, unless the prompt leaves no room and may be cut.
 
         The last `context - max_tokens` tokens stay. Where the completion has no limit, or may be shortened, at least
         half of the context stays the prompt's; otherwise at least one token.
@@ -125,7 +125,7 @@ class ContextParams:
 
 
 def leaves_no_room(num_tokens: int, max_tokens: int | None, *, max_model_len: int) -> bool:
-    """Whether a prompt of so many tokens leaves none for what is to be generated."""
+    """Return whether a prompt of so many tokens leaves no room for a completion."""
     room = max_model_len - num_tokens
     return room < 0 or (room == 0 and max_tokens != 0)
 
@@ -168,7 +168,7 @@ TEMPERATURE_LAST: tuple[SamplerName, ...] = (
 
 
 def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_last: bool) -> tuple[SamplerName, ...]:
-    """What was sent, else every sampler in one of the two usual orders."""
+    """Return the samplers that were sent, else all of them in one of the two usual orders."""
     if sent is not None:
         return sent
     return TEMPERATURE_LAST if is_temperature_last else TEMPERATURE_FIRST

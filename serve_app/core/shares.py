@@ -1,4 +1,4 @@
-"""Whose a request is, and how much of a replica that is to have where several want it."""
+"""Whose a request is: its flow, weight and priority, and which flow's cache entry is evicted first."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ class CacheEntry(Generic[Key]):
 
 
 def next_to_evict(entries: Iterable[CacheEntry[Key]]) -> Key | None:
-    """Of the flow that holds most, so that nobody drives out what is others', the entry that may go and was used
-    longest ago; None where none of its may.
+    """Return the least recently used entry of the flow that holds most; None if none of its entries may go.
 
     entries: the one that was used longest ago first
     """

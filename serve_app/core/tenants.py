@@ -1,4 +1,4 @@
-"""Who asks: a tenant with its rights and limits, and the key that it came with."""
+"""Tenants with their rights and limits, the meters of what they use, and the leases by which routers hold some."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class Rights:
     patterns: tuple[str, ...] = (EVERYTHING,)
 
     def allow(self, base: str, adapter: str | None = None) -> bool:
-        """Whether the base, or the adapter on it, may be used."""
+        """Return whether the tenant may use the base, or the adapter on it."""
         address = base if adapter is None else f"{base}:{adapter}"
         return self.allow_everything or self._addresses.fullmatch(address) is not None
 
     def touch(self, base: str) -> bool:
-        """Whether the base or any adapter that it could have may be used."""
+        """Return whether the tenant may use the base or any adapter that it could have."""
         return self.allow_everything or self._bases.fullmatch(base) is not None
 
     @cached_property
@@ -138,13 +138,13 @@ NOBODY = Identity(tenant=Tenant(name="nobody", rights=Rights(())), scopes=frozen
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Any of the patterns; what a search costs grows with their lengths alone, whatever they look like."""
+    """Return a pattern for any of these; a search takes time linear in their lengths, whatever they look like."""
     ways = [":".join(map(_run_of, pattern.split(":"))) for pattern in patterns]
     return re.compile("|".join(ways) if ways else NOTHING)
 
 
 def _run_of(part: str) -> str:
-    """What stands between two stars is taken where it is first found, and never looked for again."""
+    """Return the expression of one part; text between two stars matches its first occurrence, without backtracking."""
     first, *rest = map(re.escape, part.split("*"))
     if not rest:
         return first
@@ -197,7 +197,7 @@ class Amount:
     cost: int = 0
 
     def over(self, meters: Iterable[Meter]) -> Amounts:
-        """How far it moves each of them."""
+        """Return how much the request counts on each of these meters."""
         tokens, cost, requests = self.tokens, self.cost, self.requests
         return {meter: cost if meter in BUDGETS else tokens if meter in COUNTS_TOKENS else requests for meter in meters}
 
@@ -247,13 +247,15 @@ class Lender(Protocol):
     """The one that hands out leases; deployments carry this call over Ray."""
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
-        """A lease for each statement."""
+        """Return a lease for each statement."""
         ...
 
 
 @lru_cache(maxsize=4096)
 def bounds_of(limits: Limits) -> Mapping[Meter, int]:
-    """The limits that there are, whole: tokens, requests, billionths of the currency. Not to be changed."""
+    """Return the limits that are set, as whole tokens, requests and billionths of the currency. Do not change the
+    result.
+    """
     bounds = {}
     for meter in Meter:
         limit = getattr(limits, meter.value)

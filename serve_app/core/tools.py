@@ -97,7 +97,7 @@ class ToolCall:
     arguments: str
 
     def body(self) -> dict[str, object]:
-        """As OpenAI has it."""
+        """Return the call as OpenAI's responses have it."""
         return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
@@ -116,7 +116,7 @@ class ToolCallDelta:
     arguments: str = ""
 
     def body(self) -> dict[str, object]:
-        """As OpenAI has it in a chunk."""
+        """Return the delta as OpenAI's chunks have it."""
         if self.name is None:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from serve_app.api.dialects import DIALECTS, UNION
+from serve_app.api.limits import WireLimits
+from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.request import Pooling
 from serve_app.core.tools import ReasoningParserName, ToolParserName
+from serve_app.engine.config import EngineConfig
+from serve_app.http.settings import ClientSettings
 from serve_app.observe.switch import TraceSettings
+from serve_app.router.admission import AdmissionSettings
+from serve_app.router.run import RunSettings
 from serve_app.tenants.keys import DEFAULT_PEPPER
 
 
@@ -39,28 +45,26 @@ Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
 
-class ModelArgs(BaseModel):
-    """One base model. Serve restarts the replicas of its application when one of these changes, and no others.
+class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
+    """One base model. If one of these changes, Serve restarts the replicas of its application and no others.
 
     name:     how clients address it; also the name of its application
     path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
-    adapters: folder with one sub-folder per adapter; relative to where the cluster was started; null is none
-    dialect:  of requests to this model that name none; null is that of the router
+    adapters: folder with one sub-folder per adapter, relative to where the cluster was started; null is none
+    dialect:  of requests to this model that name none; null is the router's
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
-    tools_without_template: what becomes of tools that the chat template does not show: "prompt" shows them by a default
-              text, "ignore" leaves them out and says so, "refuse" answers 400; "auto" is "prompt", or "ignore" where
+    tools_without_template: what to do with tools that the chat template does not show. "prompt" shows them by a default
+              text, "ignore" leaves them out and says so, "refuse" answers 400; "auto" is "prompt", or "ignore" if
               `tool_parser` says that the model has a form of its own
-    tool_parser: the form in which the model writes calls of tools in chats; null is the one that its template shows
-    default_sampling: `model`: parameters that are not sent are what the folder's generation_config.json says, in
-              dialects that have it so; `none`: they are the dialect's
-    reasoning_parser: the form in which the model thinks in chats; null is the one that its template shows, none is none
-    pooling:  what of a prompt's hidden states is its embedding, as their "mean" or the "last"; "auto" is what the
-              folder says for sentence-transformers, else the mean; null gives none
+    tool_parser: the form in which the model writes tool calls in chats; null is the one that its template shows
+    default_sampling: `model` takes parameters that a request leaves out from the folder's generation_config.json, in
+              dialects that do so; `none` takes the dialect's
+    reasoning_parser: the form in which the model thinks in chats; null is the one that its template shows, if any
+    pooling:  how a prompt's hidden states become its embedding: their "mean" or the "last"; "auto" is what the folder
+              says for sentence-transformers, else the mean; null gives no embeddings
 
-    The rest is described at serve_app.engine.config.EngineConfig.
+    The rest is declared at serve_app.engine.config.EngineConfig.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: BaseName
     path: Annotated[str, Field(min_length=1)]
@@ -72,49 +76,6 @@ class ModelArgs(BaseModel):
     default_sampling: Literal["model", "none"] = "model"
     reasoning_parser: ReasoningParserName | None = None
     pooling: Literal["auto"] | Pooling | None = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    weights: Literal["int8", "int4"] | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_model_len: PositiveInt | None = None
-    max_num_sequences: PositiveInt = 64
-    max_batch_tokens: PositiveInt = 512
-    max_logit_rows: PositiveInt = 64
-    kv_cache_bytes: PositiveInt | Literal["auto"] = "auto"
-    kv_storage: Literal["auto", "lanes", "pages"] = "auto"
-    kernels: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
-    graphs: Literal["auto", "none"] = "auto"
-    run_ahead: Literal["auto", "none"] = "auto"
-    block_size: PositiveInt = 16
-    max_adapters: Annotated[int, Field(ge=0)] = 16
-    max_waiting: Annotated[int, Field(ge=0)] = 1024
-    threads: PositiveInt | None = None
-    niceness: Annotated[int, Field(ge=0, le=19)] = 5
-    tensor_parallel: PositiveInt = 1
-    max_step_stretch: Annotated[float, Field(gt=1)] = 1.75
-    min_prompt_tokens: PositiveInt = 8
-    max_bypass_s: Annotated[float, Field(ge=0)] = 5.0
-    prefill_weight: PositiveFloat = 1.0
-    decode_weight: PositiveFloat = 2.0
-    swap_weight: Annotated[float, Field(ge=0)] = 256.0
-    turn_quantum: Annotated[float, Field(ge=0)] = 256.0
-    class_age_s: PositiveFloat = 5.0
-    max_turn_wait_s: PositiveFloat = 30.0
-    lease_s: Annotated[float, Field(ge=2)] = 10.0
-    prefix_cache: bool = True
-    max_forced_tokens: Annotated[int, Field(ge=0)] = 32
-    speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
-    max_draft_tokens: PositiveInt = 8
-    max_tokenized_chars: PositiveInt | None = None
-    max_waiting_chars: PositiveInt = 64 << 20
-    max_outbox_deltas: PositiveInt = 4096
-    max_outbox_bytes: PositiveInt = 64 << 20
-    images: bool = True
-    max_image_pixels: PositiveInt = 25_000_000
-    max_waiting_image_bytes: PositiveInt = 256 << 20
-    image_cache_bytes: Annotated[int, Field(ge=0)] = 256 << 20
-    return_hidden_states: bool = False
-    return_routed_experts: bool = False
-    max_recorded_bytes: PositiveInt = 4 << 20
 
 
 class RouterArgs(BaseModel):
@@ -134,102 +95,50 @@ class RouterArgs(BaseModel):
     ledger_days: PositiveInt = 90
 
 
-class LimitSettings(BaseModel):
+class LimitSettings(BaseModel, WireLimits, frozen=True, extra="forbid"):
     """Bounds on one request, described at serve_app.api.limits.WireLimits."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_depth: PositiveInt = 64
-    max_model_chars: PositiveInt = 512
-    max_models: PositiveInt = 16
-    max_prompts: PositiveInt = 256
-    max_inputs: PositiveInt = 1024
-    max_prompt_chars: PositiveInt = 4_000_000
-    max_prompt_ids: PositiveInt = 1_000_000
-    max_messages: PositiveInt = 4096
-    max_n: PositiveInt = 128
-    max_choices: PositiveInt = 2048
-    max_total_tokens: PositiveInt = 16_777_216
-    max_logprobs: PositiveInt = 5
-    max_stop_strings: PositiveInt = 64
-    max_stop_chars: PositiveInt = 1024
-    max_stop_token_ids: PositiveInt = 1024
-    max_logit_bias: PositiveInt = 16_384
-    max_constraint_chars: PositiveInt = 262_144
-    max_extra_files: PositiveInt = 256
-    max_images: PositiveInt = 32
-    max_image_bytes: PositiveInt = 10_485_760
+class PriceSettings(BaseModel, Price, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Price per million tokens, in the one currency of the file; null prices cached prompt tokens like the others."""
 
 
-class PriceSettings(BaseModel):
-    """Per million tokens, in the one currency of the file; cached prompt tokens cost as others do where null."""
+class TracingSettings(BaseModel, frozen=True, extra="forbid"):
+    """Where traces of requests go.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    prompt: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    cached: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    completion: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-
-
-class TracingSettings(BaseModel):
-    """Where traces of requests are sent to.
-
-    endpoint: of an OTLP receiver over HTTP, `http://127.0.0.1:4318`; null is what OTEL_EXPORTER_OTLP_ENDPOINT says
-    sample:   share of the traces that are kept, from 0 to 1; where a client sent a `traceparent`, that decides
+    endpoint: OTLP receiver over HTTP, `http://127.0.0.1:4318`; null is what OTEL_EXPORTER_OTLP_ENDPOINT says
+    sample:   share of traces that are kept, 0 to 1; a client's `traceparent` decides for its own request
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     endpoint: Annotated[str, Field(pattern=r"^https?://[^\s]+$")] | None = None
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
-class RouterSettings(BaseModel):
-    """The router's `user_config`: taken over by running replicas within a second, nothing restarts.
+class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, frozen=True, extra="forbid"):
+    """The router's `user_config`: running replicas take it over within a second, nothing restarts.
 
     aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
-    timeout_s:      how long one request may take in all
-    max_body_bytes: of a request's body
-    keep_alive_s:   after so long without an event a stream gets a comment line, so that nothing closes it as idle
     dialect:        of requests that name none, to models that have none of their own
-    max_wait_s:     a request whose first step is predicted to come later is refused with 503 and Retry-After
-    max_open_requests:  served at once, those still read included; keep it below Serve's own max_ongoing_requests, whose
-                    refusals are no JSON
-    max_pending_events: of a stream that wait for a client which reads slowly
-    slow_reader:    what is done beyond: `pause` has the engine wait, `abort` ends the stream with an error
-    max_stall_s:    a client that reads nothing for so long is given up, and its place is free
-    cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
-    auth:           `keys` asks every request but for /health, / and the console's files for a key; `none` asks nobody,
-                    on a loopback host only; null is `keys` where args has a store, else `none`
-    auth_grace_s:   for so long a router goes by the tenants and keys that it has heard of last where it cannot ask;
-                    then requests are refused with 503
-    prices:         what a million tokens cost, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` is
-                    also of its adapters, `*` of every model; what has no price costs nothing
-    idempotency_s:  a request that comes again under its Idempotency-Key within so long gets the answer that was given;
-                    0 ignores the header
-    tracing:        where traces go to, `{endpoint: "http://127.0.0.1:4318", sample: 0.1}`; null is nowhere, unless
-                    OTEL_EXPORTER_OTLP_ENDPOINT is set where the router runs
+    auth:           `keys` asks every request for a key, except for /health, / and the console's files; `none` asks
+                    nobody, on a loopback host only; null is `keys` if args has a store, else `none`
+    auth_grace_s:   how long a router relies on the tenants and keys it heard of last if it cannot ask; after that it
+                    refuses requests with 503
+    prices:         price per million tokens, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` covers
+                    its adapters too, `*` every model; what has no price costs nothing
+    idempotency_s:  how long a repeated Idempotency-Key gets the answer that was given; 0 ignores the header
+    tracing:        where traces go, `{endpoint: "http://127.0.0.1:4318", sample: 0.1}`; null is nowhere, unless
+                    OTEL_EXPORTER_OTLP_ENDPOINT is set for the router's process
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     aliases: dict[str, str] = Field(default_factory=dict)
-    timeout_s: PositiveFloat = 600.0
-    max_body_bytes: PositiveInt = 16 * 1024 * 1024
-    keep_alive_s: PositiveFloat = 15.0
     dialect: DialectName = UNION.name
-    max_wait_s: PositiveFloat = 30.0
-    max_open_requests: PositiveInt = 4096
-    max_pending_events: PositiveInt = 1024
-    slow_reader: Literal["pause", "abort"] = "pause"
-    max_stall_s: PositiveFloat = 60.0
     cors_origins: tuple[Origin, ...] = ()
     accept_any_model: bool = True
     auth: Literal["none", "keys"] | None = None
     auth_grace_s: PositiveFloat = 300.0
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
-    idempotency_s: Annotated[float, Field(ge=0)] = 3600.0
+    idempotency_s: Amount = 3600.0
     tracing: TracingSettings | None = None
     limits: LimitSettings = LimitSettings()
 

@@ -23,7 +23,7 @@ from serve_app.deployments.logs import log_as_configured
 if TYPE_CHECKING:
     from serve_app.engine.config import EngineConfig
     from serve_app.replica.service import ModelService
-    from serve_app.replica.tokenizer_lanes import TokenizerLanes
+    from serve_app.replica.tokenizer_pools import TokenizerPools
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def load_replica(
     root: str | None = None,
     embedding: EmbeddingForm | None = None,
     clock: Callable[[], float] = time.monotonic,
-    lanes: TokenizerLanes | None = None,
+    pools: TokenizerPools | None = None,
     **told: Any,
 ) -> ModelService:
     """Load a model into our engine, and put a replica's service before it; blocks. Call `start` on its event loop.
@@ -90,14 +90,14 @@ def load_replica(
 
     Raises ModelNotSupported.
     """
-    from serve_app.engine.driver import ReplicaEngine  # imported here, so that a router needs no torch
+    from serve_app.engine.engine import ReplicaEngine  # imported here, so that a router needs no torch
     from serve_app.replica.service import ModelService
 
     engine, tokenizer = ReplicaEngine.load_model(config, adapters)
     records = replace(engine.card.records, embedding=embedding)
     members = {"root": root or config.path, "records": records, "tool_prompt": "prompt", **told}
     card = replace(engine.card, **members)
-    return ModelService(engine, tokenizer, card, replica_id=replica_id, clock=clock, lanes=lanes)
+    return ModelService(engine, tokenizer, card, replica_id=replica_id, clock=clock, pools=pools)
 
 
 def default_sampling_of(args: ModelArgs, folder: Path) -> DefaultSampling:

@@ -7,6 +7,7 @@ import gc
 import os
 from contextlib import suppress
 from contextvars import Context
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -15,7 +16,6 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.dialects import DIALECTS
-from serve_app.api.limits import WireLimits
 from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
@@ -24,18 +24,17 @@ from serve_app.deployments.transport import calls_of
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door, door_without_keys
 from serve_app.http.metrics import Metrics
-from serve_app.http.settings import HttpSettings
+from serve_app.http.settings import ClientSettings, HttpSettings
 from serve_app.observe.switch import Switch
 from serve_app.router.accounting import Books
 from serve_app.router.accounts import AccountsClient
-from serve_app.router.admission import Admission, AdmissionSettings
+from serve_app.router.admission import Admission
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import Scribe
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
-from serve_app.router.run import RunSettings
 
 GC_THRESHOLD = (50_000, 20, 50)
 """For a crowd's open requests: Python's own threshold has the router look through all of them for seconds on end."""
@@ -96,9 +95,7 @@ class RouterReplica:
         """Take over new settings; requests that run keep theirs."""
         settings = RouterSettings.model_validate(user_config)
         self._fleet.rename(settings.aliases)
-        self._admission.settings = AdmissionSettings(
-            max_wait_s=settings.max_wait_s, max_open_requests=settings.max_open_requests
-        )
+        self._admission.settings = settings
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)
         if self._books is not None:
@@ -147,13 +144,8 @@ class RouterReplica:
         self._admission.stop(STOPPED)
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
-        run_settings = RunSettings(
-            timeout_s=settings.timeout_s,
-            max_pending_events=settings.max_pending_events,
-            slow_reader=settings.slow_reader,
-        )
         config = RouterConfig(
-            run=run_settings,
+            run=settings,
             dialect=DIALECTS[settings.dialect],
             accepts_any_model=settings.accept_any_model,
         )
@@ -161,11 +153,7 @@ class RouterReplica:
         books = self._books if asks_for_keys else None
         router = Router(self._fleet, config, admission=self._admission, books=books)
         http_settings = HttpSettings(
-            max_body_bytes=settings.max_body_bytes,
-            keep_alive_s=settings.keep_alive_s,
-            max_stall_s=settings.max_stall_s,
-            cors_origins=settings.cors_origins,
-            limits=WireLimits(**settings.limits.model_dump()),
+            **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does
             trace=self._tracing.turned(settings.traces),
         )

@@ -3,84 +3,85 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from serve_app.engine.scheduler.turns import Rules
+from annotated_types import Ge, Gt, Le
+
+from serve_app.core.bounded import Amount, Count, PositiveFloat, PositiveInt
+from serve_app.engine.scheduler.policy import Rules
 
 SPARE_PART = 4
 """One spare place for so many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, so that what a cluster file says of a model can inherit the fields
 class EngineConfig:
-    """One base model and the limits it is served within.
+    """One base model and its limits: type, bounds and default of every setting that a platform team may tune.
 
     name:              the base model's name as clients write it
     path:              folder with config.json, safetensors weights and a tokenizer
-    dtype:             "auto" is the checkpoint's own, or float32 on a CPU that has no instructions for that
-    weights:           "int8" or "int4" keeps those of linears in so many bits, whatever the checkpoint has; None keeps
-                       what it has, in `dtype`
-    device:            "auto" is cuda where there is one, else cpu
-    max_model_len:     context in tokens; None is the model's own
-    max_num_sequences: sequences computed together; and a quarter more where others have taken all places, for flows
+    dtype:             "auto" is the checkpoint's own, or float32 on a CPU without instructions for that
+    weights:           "int8" or "int4" stores the weights of linear layers in that many bits, whatever the checkpoint
+                       has; None keeps the checkpoint's, in `dtype`
+    device:            "auto" is cuda if there is one, else cpu
+    max_model_len:     context length in tokens; None is the model's own
+    max_num_sequences: sequences computed together; 64 adds up to 16 more if other tenants hold every place, for tenants
                        that have less than their share
-    max_batch_tokens:  tokens computed per step, decode and prompt chunks together
-    max_logit_rows:    rows of prompt scoring per step, which bounds the memory that logits take
-    kv_cache_bytes:    budget for keys and values, live and cached together, of all shards; "auto" is a quarter of the
-                       memory that is free once the weights are there (of a GPU's, 85 %), and no more than all sequences
-                       could fill
+    max_batch_tokens:  tokens computed per step, decode and prefill chunks together
+    max_logit_rows:    rows of prompt scoring per step, which bounds the memory of logits
+    kv_cache_bytes:    budget of the KV cache of all shards, live and cached. "auto" is a quarter of the memory that is
+                       free once the weights are loaded (85 % on a GPU), at most what all sequences could fill
     kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
-    kernels:           who computes attention over pages and what adapters change; "torch" gathers pages first, "auto"
-                       is flashinfer on cuda where that is installed, else triton, whose kernels pass a check at start,
-                       else torch; flashinfer leaves some layers, graphs and adapters to triton
-    graphs:            whether steps that decode are recorded and launched as a whole; "auto" is on cuda where kernels
-                       follow the block tables, and the model is one of the loop's and whole
-    run_ahead:         whether a step may be launched while the one before is computed, where nothing but its tokens is
-                       needed; "auto" is on cuda, where the model is whole
-    block_size:        positions per block; the unit of accounting and of prefix hits
+    kernels:           which kernels compute paged attention and adapters; "torch" gathers the pages first. "auto" is
+                       flashinfer on cuda if it is installed, else triton if its kernels pass a check at start, else
+                       torch. flashinfer leaves some layers, graphs and adapters to triton
+    graphs:            whether decode steps are captured as CUDA graphs and replayed; "auto" is on cuda, if the kernels
+                       follow the block tables, the model runs in the decoder loop and is not sharded
+    run_ahead:         whether a step may launch while the one before is computed, if it needs nothing but its tokens;
+                       "auto" is on cuda, if the model is not sharded
+    block_size:        positions per KV block, the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
-    max_waiting:       sequences queued beyond those running; more are refused
+    max_waiting:       sequences queued beyond those running; the engine refuses more
     threads:           torch threads; None is one per CPU of the process, divided among its shards
-    niceness:          of the threads that compute steps on CPUs, beside the proxies and routers of their machine
-    tensor_parallel:   devices of one node that the model is divided among, a process for each; 1 is whole
-    max_step_stretch:  while some sequences decode, a step that computes prompts too should take at most so many times
-                       one that does not; by up to four times as much more where many short prompts wait beside few
-                       sequences that decode, all of flows that such prompts are of, as those are served sooner then;
-                       where others decode, too, the oldest prompt of each flow counts. Sequences that nobody reads
-                       before their end are spared no short prompt of their own flow where nothing else decodes.
-                       Sequences of a flow beyond those that another has, which waits for no more, may stretch a step by
-                       half as much, or as far as prompts may one of the sequences of the flow that has the fewest
-    min_prompt_tokens: which such a step may compute however long it takes, so that prompts get on
-    max_bypass_s:      a queued sequence that lacks blocks or an adapter's slot may be overtaken for so long
-    prefill_weight:    what a token of a prompt counts as where flows share this replica
-    decode_weight:     what a token that is drawn counts as
-    swap_weight:       what the flow that has an adapter brought is charged for it
-    turn_quantum:      so much more than others a flow may get before its turn ends, so that resident adapters and warm
-                       prefixes are used; how unequal flows may be besides
-    class_age_s:       a flow of a lower class that had no turn for so long counts as of the next higher one
-    max_turn_wait_s:   a flow that waits and had no turn for so long is next, whatever it was served
-    lease_s:           a router not heard of for so many seconds is taken for dead
-    prefix_cache:      whether prefixes that were computed are kept for later requests
-    max_forced_tokens: that a constraint leaves no choice about, appended at once; 0 draws each of them
-    speculation:       which tokens are guessed and computed along with the next one, where that pays; the text is the
-                       same. "prompt_lookup": what followed the last few tokens where they occurred before; "requested":
-                       only for requests that ask for it, as by a prediction; "none": nothing
-    max_draft_tokens:  guesses of one sequence in one step
-    max_tokenized_chars: characters of a text that is cut into tokens although nothing says that it fits: one to be
-                       truncated, one for /tokenize, one of a tokenizer that deletes text. None: 32 for each token of
-                       the context, a million at least
-    max_waiting_chars: of prompts of more than 32,768 characters that wait to be cut into tokens; more are refused until
-                       there is room, longer ones before shorter ones, and where one flow has half of it
-    max_outbox_deltas: pending for a router that reads slowly; beyond it those of one sequence are joined
-    max_outbox_bytes:  pending for a router that does not read; beyond it its requests end with an error
-    images:            whether a model that takes images does so here; without, its towers are not even loaded
-    max_image_pixels:  of one image, as its header says, before it is decoded
-    max_waiting_image_bytes: of image files that wait to be seen; more are refused until there is room
-    image_cache_bytes: for embeddings of images that were seen, for the next prompt that has them
+    niceness:          of the threads that compute steps on CPUs, so that proxies and routers on the machine go first
+    tensor_parallel:   devices of one node that share the model, one process each; 1 does not shard it
+    max_step_stretch:  1.75 lets a mixed step take 1.75 times a decode-only step. Up to four times as much more if many
+                       short prompts wait, few sequences decode, and every decoding flow has such a prompt; if other
+                       flows decode too, the oldest prompt of each flow counts. Sequences that nobody reads before their
+                       end do not hold back short prompts of their own flow if nothing else decodes. Sequences that a
+                       flow has beyond another flow's, if that one waits for no more, may stretch a step by half as
+                       much, or as far as prompts may stretch a sequence of the flow that has the fewest
+    min_prompt_tokens: prompt tokens that a mixed step may always compute, so that prompts make progress
+    max_bypass_s:      how long others may overtake a queued sequence that lacks blocks or an adapter slot
+    prefill_weight:    cost of a prompt token in fair queueing
+    decode_weight:     cost of a drawn token in fair queueing
+    swap_weight:       cost that a flow is charged for having an adapter loaded
+    turn_quantum:      how much more service than others a flow may get before its turn ends, so that resident adapters
+                       and warm prefixes are used; it bounds how unequal flows may be
+    class_age_s:       a flow of a lower class that had no turn for this long counts as of the next higher class
+    max_turn_wait_s:   a waiting flow that had no turn for this long is next, whatever it was served
+    lease_s:           the replica takes a router that is silent for this long for dead
+    prefix_cache:      whether computed prefixes are kept for later requests
+    max_forced_tokens: tokens without alternative under a constraint that are appended at once; 0 draws each of them
+    speculation:       which tokens are guessed and computed along with the next one, if that pays; the text is the
+                       same. "prompt_lookup" guesses what followed the last few tokens where they occurred before;
+                       "requested" guesses only for requests that ask for it, as by a prediction; "none" never does
+    max_draft_tokens:  guesses for one sequence in one step
+    max_tokenized_chars: longest text that is tokenized although it may not fit the context: one to be truncated, one
+                       for /tokenize, one of a tokenizer that deletes text. None: 32 per token of the context, at least
+                       a million
+    max_waiting_chars: characters of prompts over 32,768 characters that may wait for the tokenizer; the replica refuses
+                       more until there is room, longer ones first, and those of a flow that has half of it
+    max_outbox_deltas: deltas pending for a router that reads slowly; beyond that, those of one sequence are merged
+    max_outbox_bytes:  bytes pending for a router that does not read; beyond that, its requests end with an error
+    images:            whether a model that takes images does so here; false does not even load its vision encoder
+    max_image_pixels:  pixels of one image, as its header says, before it is decoded
+    max_waiting_image_bytes: bytes of image files that may wait for the vision encoder; the replica refuses more
+    image_cache_bytes: cache of image embeddings, for the next prompt with the same image
     return_hidden_states: whether clients may ask for hidden states
     return_routed_experts: whether clients may ask which experts were chosen
-    max_recorded_bytes: of hidden states and chosen experts that one prompt with its completions may ask for; a step in
-                       which many such completions end may be that many times as much for `max_outbox_bytes`
+    max_recorded_bytes: hidden states and chosen experts that one prompt with its completions may ask for; a step in
+                       which many such completions end may add as many times that to `max_outbox_bytes`
     """
 
     name: str
@@ -88,46 +89,46 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     weights: Literal["int8", "int4"] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_model_len: int | None = None
-    max_num_sequences: int = 64
-    max_batch_tokens: int = 512
-    max_logit_rows: int = 64
-    kv_cache_bytes: int | Literal["auto"] = "auto"
+    max_model_len: PositiveInt | None = None
+    max_num_sequences: PositiveInt = 64
+    max_batch_tokens: PositiveInt = 512
+    max_logit_rows: PositiveInt = 64
+    kv_cache_bytes: PositiveInt | Literal["auto"] = "auto"
     kv_storage: Literal["auto", "lanes", "pages"] = "auto"
     kernels: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     graphs: Literal["auto", "none"] = "auto"
     run_ahead: Literal["auto", "none"] = "auto"
-    block_size: int = 16
-    max_adapters: int = 16
-    max_waiting: int = 1024
-    threads: int | None = None
-    niceness: int = 5
-    tensor_parallel: int = 1
-    max_step_stretch: float = 1.75
-    min_prompt_tokens: int = 8
-    max_bypass_s: float = 5.0
-    prefill_weight: float = 1.0
-    decode_weight: float = 2.0
-    swap_weight: float = 256.0
-    turn_quantum: float = 256.0
-    class_age_s: float = 5.0
-    max_turn_wait_s: float = 30.0
-    lease_s: float = 10.0
+    block_size: PositiveInt = 16
+    max_adapters: Count = 16
+    max_waiting: Count = 1024
+    threads: PositiveInt | None = None
+    niceness: Annotated[int, Ge(0), Le(19)] = 5
+    tensor_parallel: PositiveInt = 1
+    max_step_stretch: Annotated[float, Gt(1)] = 1.75
+    min_prompt_tokens: PositiveInt = 8
+    max_bypass_s: Amount = 5.0
+    prefill_weight: PositiveFloat = 1.0
+    decode_weight: PositiveFloat = 2.0
+    swap_weight: Amount = 256.0
+    turn_quantum: Amount = 256.0
+    class_age_s: PositiveFloat = 5.0
+    max_turn_wait_s: PositiveFloat = 30.0
+    lease_s: Annotated[float, Ge(2)] = 10.0
     prefix_cache: bool = True
-    max_forced_tokens: int = 32
+    max_forced_tokens: Count = 32
     speculation: Literal["none", "requested", "prompt_lookup"] = "requested"
-    max_draft_tokens: int = 8
-    max_tokenized_chars: int | None = None
-    max_waiting_chars: int = 64 << 20
-    max_outbox_deltas: int = 4096
-    max_outbox_bytes: int = 64 << 20
+    max_draft_tokens: PositiveInt = 8
+    max_tokenized_chars: PositiveInt | None = None
+    max_waiting_chars: PositiveInt = 64 << 20
+    max_outbox_deltas: PositiveInt = 4096
+    max_outbox_bytes: PositiveInt = 64 << 20
     images: bool = True
-    max_image_pixels: int = 25_000_000
-    max_waiting_image_bytes: int = 256 << 20
-    image_cache_bytes: int = 256 << 20
+    max_image_pixels: PositiveInt = 25_000_000
+    max_waiting_image_bytes: PositiveInt = 256 << 20
+    image_cache_bytes: Count = 256 << 20
     return_hidden_states: bool = False
     return_routed_experts: bool = False
-    max_recorded_bytes: int = 4 << 20
+    max_recorded_bytes: PositiveInt = 4 << 20
 
     @property
     def num_spare_places(self) -> int:

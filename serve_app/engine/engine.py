@@ -5,33 +5,45 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Self
 
+import torch
+
+from serve_app.core.cards import EVERYTHING, AdapterCard, AdapterRecord, ModelCard
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
+from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.async_steps import Flights
+from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
+from serve_app.engine.decoder.async_steps import AsyncSteps
 from serve_app.engine.decoder.crossing import landing_on
-from serve_app.engine.decoder.loading import LoadedModel
+from serve_app.engine.decoder.loading import LoadedModel, load_with_tokenizer
+from serve_app.engine.decoder.openmp import Wakefulness, compute_alone
+from serve_app.engine.decoder.record_bounds import RecordBounds, record_card
 from serve_app.engine.decoder.recorder import Recorder
 from serve_app.engine.decoder.runner import Runner, record_on_gpus
+from serve_app.engine.driver import Driver
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.lora.adapter import Adapter
+from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.accounting import Accounts, charge, note_given_up, note_tokens, with_times
-from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.accounting import Accounts, attribute, note_given_up, note_tokens, with_times
+from serve_app.engine.scheduler.fair_shares import FairShares
 from serve_app.engine.scheduler.pace import Pace, work_clock
-from serve_app.engine.scheduler.queue import WaitingQueue
-from serve_app.engine.scheduler.scheduler import Scheduler, start_siblings
+from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
 from serve_app.engine.tensor_parallel.adapters import make_bank
+from serve_app.engine.vision.encoder import image_card, make_encoder
+from serve_app.engine.vision.images import place_images
+from serve_app.replica.engine import Deliver, PreparedRequest
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -73,22 +85,22 @@ class Engine:
         )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._accounts = Accounts()
-        self._counters = Counters(config.fairness, self._accounts)
+        self._policy = FairShares(config.fairness)
         self._scheduler = Scheduler(
-            self._store, self._slots, WaitingQueue(self._counters), max_batch_tokens=config.max_batch_tokens,
+            self._store, self._slots, policy=self._policy, accounts=self._accounts, speculator=self.speculator,
+            pace=Pace(config.max_step_stretch, config.min_prompt_tokens), max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
-            pace=Pace(config.max_step_stretch, config.min_prompt_tokens), speculator=self.speculator,
             max_bypass_s=config.max_bypass_s, uses_prefixes=config.prefix_cache,
         )  # fmt: skip
         self._runner = runner(model, self._store.storage, self._bank)
         record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        sampler = Sampler(model.eos_token_ids, land=landing_on(model.device), vocab=model.vocab_size)
+        sampler = Sampler(model.eos_token_ids, land=landing_on(model.device))
         self._verifier = Verifier(self._masks, sampler, self._output)
-        self._flights = Flights(
+        self._steps = AsyncSteps(
             self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
-            runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.crew is None,
+            runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.workers is None,
         )  # fmt: skip
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
@@ -102,7 +114,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._unsampled) or self._flights.is_ahead
+        return self._scheduler.has_work or bool(self._unsampled) or self._steps.is_ahead
 
     @property
     def load(self) -> Load:
@@ -126,7 +138,7 @@ class Engine:
     @property
     def usage(self) -> UsageReport:
         """What was computed for each flow, and where the time went; may be read by any thread."""
-        return self._accounts.report(gap=self._counters.gap)
+        return self._accounts.report(gap=self._policy.gap)
 
     def news(self, since: int) -> News:
         """What was spent since a listener heard the last news; may be asked by any thread."""
@@ -142,13 +154,12 @@ class Engine:
         return self._scheduler.num_preemptions
 
     def add(self, sequences: Items[Sequence]) -> None:
-        """Queue the sequences of one request; the first computes the prompt, the others follow it."""
-        leader, *siblings = sequences
-        leader.siblings = siblings
-        if leader.max_tokens == 0 and not leader.scores_prompt and leader.record is None:
-            self._unsampled.append(leader)
+        """Queue the sequences of one request; the first computes the prompt, the others are its forks."""
+        first, *first.forks = sequences
+        if first.max_tokens == 0 and not first.scores_prompt and first.record is None:
+            self._unsampled.append(first)
         else:
-            self._scheduler.waiting.push(leader)
+            self._scheduler.waiting.push(first)
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End all sequences of these requests and free what they hold; those unknown are left alone."""
@@ -185,7 +196,7 @@ class Engine:
             running = self._scheduler.running
             extra = about(sequence.request.client_request_id for sequence in running)
             logger.exception("a step of %d running sequences failed", len(running), extra=extra)
-            self._flights.forget()
+            self._steps.discard()
             deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
         return deltas
 
@@ -197,7 +208,7 @@ class Engine:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
         note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
         note_given_up(self._scheduler.clear(), self._accounts)
-        self._flights.forget()
+        self._steps.discard()
         self._unsampled.clear()
 
     def check_integrity(self) -> None:
@@ -206,8 +217,8 @@ class Engine:
 
     def check(self) -> None:
         """Raise EngineFailed where a process is gone that steps need; may be asked by any thread."""
-        if self.model.crew is not None:
-            self.model.crew.check()
+        if self.model.workers is not None:
+            self.model.workers.check()
 
     def close(self) -> None:
         """Give the model its own modules and attention back, and end the processes that computed it with this one."""
@@ -217,31 +228,32 @@ class Engine:
         self._masks.close()
         if self._loader is not None:
             self._loader.shutdown(wait=False, cancel_futures=True)
-        if self.model.crew is not None:
-            self.model.crew.close()
+        if self.model.workers is not None:
+            self.model.workers.close()
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
         since_ns, work_started = self._accounts.now_ns(), self._work_clock()
-        flight = self._flights.take()
-        if flight is None:
-            batch = self._scheduled(deltas)
+        step = self._steps.take_launched()
+        if step is None:
+            batch = self._schedule(deltas)
             self.is_stalled = not batch and self.has_work
             if not batch:
                 return
             work_started = self._work_clock()
-            flight = self._flights.launch(batch)
+            step = self._steps.launch(batch)
         self.num_steps += 1
-        batch, gained = self._flights.land(self._flights.follow(flight))
+        batch, gained = self._steps.collect(self._steps.overlap(step))
         deltas += gained
         try:
             deltas += self._settle(batch)
         finally:  # what was drawn was spent, whatever fails now
-            self.step_s += charge(batch, self._counters, since_ns=since_ns) / 1e9
+            self.step_s += attribute(batch, self._policy, self._accounts, since_ns=since_ns) / 1e9
         deltas[:] = with_times(deltas, batch)
-        self._note(batch, self._work_clock() - work_started)
+        self._learn(batch, self._work_clock() - work_started)
 
-    def _scheduled(self, deltas: list[Delta]) -> Batch:
+    def _schedule(self, deltas: list[Delta]) -> Batch:
+        """Plan a step; sequences whose adapter cannot be had end with an error in `deltas`."""
         self._slots.poll()
         batch = self._scheduler.schedule()
         for sequence, reason in self._scheduler.take_failures():
@@ -250,15 +262,15 @@ class Engine:
             deltas += self._lose([sequence], error)
         return batch
 
-    def _note(self, batch: Batch, work_s: float) -> None:
-        """Learn what steps take; of those with guesses the prompts' pace learns nothing."""
+    def _learn(self, batch: Batch, work_s: float) -> None:
+        """Learn what steps take; from those with guesses the prompts' pace learns nothing."""
         if not batch.num_guesses:
             pace = self._scheduler.pace
             pace.note(batch.num_decoding, batch.num_prompt_tokens, work_s, beyond=batch.beyond)
         self.speculator.note(batch, work_s)
 
     def _settle(self, batch: Batch) -> list[Delta]:
-        """Keep what was computed for later hits, start siblings, release what has ended; each on its own."""
+        """Publish what was computed, start forks and release what has ended; return the errors of those that fail."""
         errors: list[Delta] = []
         for sequence in [span.sequence for span in batch.spans]:
             try:
@@ -271,10 +283,10 @@ class Engine:
         return errors
 
     def _settle_one(self, sequence: Sequence) -> None:
-        if sequence.is_sound and not sequence.is_prompt_published:
+        if sequence.is_sound and not sequence.place.is_prompt_published:
             self._scheduler.publish(sequence)
-        if sequence.siblings and sequence.is_prompt_computed:
-            start_siblings(sequence, self._scheduler)
+        if sequence.forks and sequence.is_prompt_computed:
+            self._scheduler.start_forks(sequence)
         if sequence.is_finished:
             self._scheduler.release(sequence)
 
@@ -283,9 +295,134 @@ class Engine:
         deltas = []
         for sequence in sequences:
             note_given_up([sequence], self._accounts)
-            for lost in (sequence, *sequence.siblings):
+            for lost in (sequence, *sequence.forks):
                 if not lost.is_finished:
                     lost.end(FinishReason.ERROR)
                     deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
-            sequence.siblings = []
+            sequence.forks = []
         return deltas
+
+
+class ReplicaEngine:
+    """Our engine as a replica sees it; implements `replica.engine.Engine`.
+
+    core: belongs to the driver's thread once started; any thread may read its load and its counters
+    """
+
+    def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
+        config, model = core.config, core.model
+        self.core, self.config = core, config
+        self.images = make_encoder(model, config)
+        self.card = ModelCard(
+            name=config.name,
+            root=config.path,
+            created=0,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            adapters=adapters,
+            max_num_sequences=config.max_num_sequences,
+            max_waiting=config.max_waiting,
+            kv_cache_bytes=model.kv_cache_bytes * config.tensor_parallel,
+            records=record_card(config, model.module),
+            images=image_card(model),
+            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+            capabilities=EVERYTHING,
+        )
+        self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
+        self._started: Driver | None = None
+        self._wakefulness = Wakefulness()
+
+    @classmethod
+    def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
+        """Load a model and its adapters; blocks.
+
+        adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
+        Raises ModelNotSupported.
+        """
+        settle_memory()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        model, tokenizer = load_with_tokenizer(config)
+        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.tower is not None)
+        loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
+        return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.core.model.eos_token_ids
+
+    @property
+    def load(self) -> Load:
+        return self.core.load if self._started is None else self._started.load
+
+    @property
+    def usage(self) -> UsageReport:
+        return self.core.usage
+
+    def news(self, since: int) -> News:
+        return self.core.news(since)
+
+    def start(self, deliver: Deliver) -> None:
+        self._started = Driver(self.core, deliver, niceness=self.core.niceness)
+        self.core.on_staged = self._started.nudge
+        if self.core.model.device.type == "cpu":
+            self._wakefulness.start(torch.get_num_threads())
+
+    def warm(self) -> None:
+        self.core.model.narrowing.start()
+
+    def give_back_memory(self) -> None:
+        give_back_freed_memory()
+
+    def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
+        request, token_ids = prepared.request, prepared.token_ids
+        records = self._record_bounds.records(request, len(token_ids), max_tokens=prepared.max_tokens)
+        tower = self.core.model.tower
+        illustration = None
+        if prepared.images and tower is not None:
+            illustration = place_images(token_ids, prepared.images, token_id=tower.token_id)
+        return [
+            Sequence(
+                request,
+                token_ids,
+                sample=sample,
+                max_tokens=prepared.max_tokens,
+                num_dropped_tokens=prepared.num_dropped_tokens,
+                shown_prompt=prepared.shown_prompt,
+                detokenizer=detokenizer,
+                matcher=prepared.matchers[sample] if prepared.matchers else None,
+                illustration=illustration,
+                record=records[sample],
+                prediction=prepared.prediction,
+            )
+            for sample, detokenizer in enumerate(prepared.detokenizers)
+        ]
+
+    def submit(self, requests: Items[Items[Sequence]]) -> None:
+        self._driver.submit(requests)
+
+    def abort(self, request_ids: frozenset[str]) -> None:
+        self._driver.abort(request_ids)
+
+    def pause(self, request_ids: frozenset[str]) -> None:
+        self._driver.pause(request_ids)
+
+    def resume(self, request_ids: frozenset[str]) -> None:
+        self._driver.resume(request_ids)
+
+    def check(self) -> None:
+        self._driver.check()
+
+    def check_engine(self) -> None:
+        self._driver.check_engine()
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()
+            self.core.close()
+        self._wakefulness.close()
+
+    @property
+    def _driver(self) -> Driver:
+        assert self._started is not None, "start() was not called"
+        return self._started

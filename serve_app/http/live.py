@@ -9,7 +9,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.listings import Moment, Queue
+from serve_app.api.listings import Moment, OpenRequests, QueueState, replica_state
 from serve_app.api.sse import dump, event
 from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
@@ -67,16 +67,15 @@ class Live:
         waits = admission.predicted_waits_s
         return Moment(
             router=self._fleet.router_id,
-            at=self._clock(),
-            num_open=admission.num_open,
-            max_open=admission.settings.max_open_requests,
+            at=round(self._clock(), 3),
+            requests=OpenRequests(open=admission.num_open, limit=admission.settings.max_open_requests),
             refused={reason.value: admission.refusals[reason] for reason in Reason},
-            queues=[
-                Queue(model=model, sequences=inside, places=places, wait_s=waits.get(model, 0.0))
+            models=[
+                QueueState(id=model, sequences=inside, places=places, wait_s=round(waits.get(model, 0.0), 3))
                 for model, (inside, places) in admission.sequences.items()
             ],
-            loading=self._fleet.loading,
-            replicas=self._fleet.replicas,
+            loading=list(self._fleet.loading),
+            replicas=[replica_state(card, load) for card, load in self._fleet.replicas],
         )
 
     async def _listened(self, receive: Receive, exchange: Exchange, admit_again: Callable[[], object]) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.core.bounded import PositiveFloat, PositiveInt
 from serve_app.core.tenants import Tenant
 from serve_app.router.story import Story
 
@@ -13,24 +14,34 @@ Trace = Callable[[Story, int, str, Iterable[tuple[bytes, bytes]]], str | None]
 """Told of a completion when it is over: story, status, route and headers; gives the id of its trace, if it has one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpSettings:
-    """Bounds on a request's bytes and on a client's patience, and what is told beside a response.
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings:
+    """What a client may send, and how long the service waits for it; the part that operators set.
 
-    max_body_bytes:      of a request's body; more is refused while it is read
-    keep_alive_s:        after so long without an event a stream gets a comment line
-    max_stall_s, farewell_s: a client that reads nothing for so long is given up, and has so long to read why
-    cors_origins:        pages of these origins may read responses; "*" is any, none is none
-    sends_request_id:    whether `x-request-id` is put on responses; False where the server before it does so
-    trace:               who makes traces; None is nobody
+    max_body_bytes: bytes of a request's body; the service refuses more while it reads
+    keep_alive_s:   a stream gets a comment line after so long without an event, so that nothing closes it as idle
+    max_stall_s:    the service gives up a client that reads nothing for so long, and its place is free
+    cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
+    limits:         bounds on one request
     """
 
-    max_body_bytes: int = 16 * 1024 * 1024
-    keep_alive_s: float = 15.0
-    max_stall_s: float = 60.0
-    farewell_s: float = 5.0
-    limits: WireLimits = DEFAULT_LIMITS
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
+    keep_alive_s: PositiveFloat = 15.0
+    max_stall_s: PositiveFloat = 60.0
     cors_origins: tuple[str, ...] = ()
+    limits: WireLimits = DEFAULT_LIMITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpSettings(ClientSettings):
+    """What the HTTP application allows.
+
+    farewell_s:       how long a client that is given up has to read why
+    sends_request_id: whether `x-request-id` is put on responses; False if the server in front does so
+    trace:            who makes traces; None is nobody
+    """
+
+    farewell_s: float = 5.0
     sends_request_id: bool = True
     trace: Trace | None = None
 

@@ -1,6 +1,6 @@
 """The engine as a replica sees it: what it is asked, and the value that a prepared request is. No torch.
 
-`serve_app.engine.driver.ReplicaEngine` is ours. Another engine needs these calls and a card with its capabilities.
+`serve_app.engine.engine.ReplicaEngine` is ours. Another engine needs these calls and a card with its capabilities.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serve_app.constraints.matcher import Matcher
+from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Delta, Load
 from serve_app.core.ledger import News, UsageReport

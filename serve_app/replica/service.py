@@ -24,8 +24,9 @@ from serve_app.replica.delivery import Delivery, Leases, Outbox
 from serve_app.replica.engine import EncodedImage, Engine
 from serve_app.replica.preparation import Preparation, placed
 from serve_app.replica.requests import OpenRequests
-from serve_app.replica.tokenizer_lanes import Tokenizations, TokenizerLanes
+from serve_app.replica.tokenizer_pools import Tokenizations, TokenizerPools
 from serve_app.templates.chat_template import ChatTemplate
+from serve_app.templates.rendering import Work
 from serve_app.text.tokenizer import TextTokenizer
 
 MAX_TOLD_FLOWS = 32
@@ -37,7 +38,7 @@ class ModelService:
 
     card:  what the engine says of the model, with what its folder and its operator say
     clock: seconds, monotonic
-    lanes: the threads in which prompts are cut into tokens
+    pools: the threads in which prompts are cut into tokens
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class ModelService:
         *,
         replica_id: str,
         clock: Callable[[], float] = time.monotonic,
-        lanes: TokenizerLanes | None = None,
+        pools: TokenizerPools | None = None,
     ) -> None:
         config = engine.config
         self.engine = engine
@@ -62,7 +63,7 @@ class ModelService:
             marks=self._marks,
         )
         self._replica_id = replica_id
-        self._lanes = lanes or TokenizerLanes(config.max_waiting_chars)
+        self._pools = pools or TokenizerPools(config.max_waiting_chars)
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.eos_token_ids), encode=tokenizer.encode_literal
         )
@@ -113,7 +114,7 @@ class ModelService:
         if self.engine.images is not None:
             await asyncio.to_thread(self.engine.images.close)
         self._template.close()
-        await asyncio.to_thread(self._lanes.close)
+        await asyncio.to_thread(self._pools.close)
         self._tokenizations.close()
 
     def check(self) -> None:
@@ -158,12 +159,12 @@ class ModelService:
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
         try:
-            with self._lanes.room_for(requests):
+            with self._pools.room_for(requests):
                 requests = [await self._rendered(request) for request in requests]
                 compiled = await self._compiler.compile_all(requests)
                 encoder = self.engine.images
                 images = {} if encoder is None else await encoder.encode(requests, self._open.__contains__)
-                prepared = await self._lanes.run(requests, lambda: self._prepare(requests, compiled, images))
+                prepared = await self._pools.run(requests, lambda: self._prepare(requests, compiled, images))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
             raise
@@ -253,14 +254,14 @@ class ModelService:
 
 def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:
     """The model's chat template, ready to render."""
-    return ChatTemplate(
-        card.chat_template,
+    work = Work(
+        template=card.chat_template,
         tool_template=card.tool_template,
         tells_form=None if card.tool_prompt == "ignore" else card.tool_parser in (None, "hermes", "qwen"),
-        model_name=card.name,
         special_names=tuple(name for name, _ in tokenizer.special_names),
         special_tokens=dict(card.tokenizer.special_tokens),
     )
+    return ChatTemplate(work, model_name=card.name)
 
 
 def vocabulary_of(tokenizer: TextTokenizer, eos_token_ids: frozenset[int]) -> Vocabulary:

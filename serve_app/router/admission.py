@@ -13,6 +13,7 @@ from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
 
+from serve_app.core.bounded import PositiveFloat, PositiveInt
 from serve_app.core.errors import Overloaded, ServeError, Unauthenticated, Unavailable
 from serve_app.core.shares import Share
 from serve_app.router.active import Active
@@ -42,14 +43,17 @@ class Reason(StrEnum):
     WAIT = "wait"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AdmissionSettings:
-    """max_wait_s: a request that would begin later than that is refused
-    max_open_requests: served at once, those whose body is still read included
+    """When the router refuses a request at once.
+
+    max_wait_s:         the router refuses a request with 503 and Retry-After if its first step is predicted later
+    max_open_requests:  requests served at once, those still being read included; keep it below Serve's own
+                        max_ongoing_requests, whose refusals are no JSON
     """
 
-    max_wait_s: float = 30.0
-    max_open_requests: int = 4096
+    max_wait_s: PositiveFloat = 30.0
+    max_open_requests: PositiveInt = 4096
 
 
 @dataclass(slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from serve_app.core.request import (
     UnencodedParams,
 )
 from serve_app.core.tenants import LOCAL, Tenant
+from serve_app.router.capabilities import check_capabilities
 from serve_app.router.message import constraint_of, marks_to_show, writing_of
 from serve_app.tools.forms import Form, call_constraint
 
@@ -83,8 +84,8 @@ def lower(
     tenant:  of whose share they are; they find no prefix that others had computed, unless those share them with it
 
     Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary, for more tokens in all than one
-    request may have and for completions that may become longer than the tenant's, and AdapterNotFound for a number in
-    `lora` that no adapter has.
+    request may have and for completions that may become longer than the tenant's, AdapterNotFound for a number in
+    `lora` that no adapter has, and UnsupportedParameter for what the engine of a model cannot do.
     """
     targets = _targets(request, resolve, card_of)
     request = request.seeded()
@@ -98,7 +99,13 @@ def lower(
                 asked[target.model.base] = _asked(request, target.card, tenant)
         except InvalidRequest as error:
             raise error.about(target.model.name) if request.listed else error from None
-    return _lowered(request, response_id, targets, asked, client_request_id=client_request_id, tenant=tenant)
+    lowered = _lowered(request, response_id, targets, asked, client_request_id=client_request_id, tenant=tenant)
+    for part, (one, target) in enumerate(zip(lowered, targets, strict=True)):
+        try:
+            check_capabilities(one, target.card, model_param=_adapter_param(request, part))
+        except InvalidRequest as error:
+            raise error.about(target.model.name) if request.listed else error from None
+    return lowered
 
 
 def _lowered(
@@ -177,6 +184,15 @@ def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> t
 def model_param(request: CompletionRequest, at: int) -> str:
     """What a client calls this model of its request."""
     return f"model[{at}]" if request.listed else "model"
+
+
+def _adapter_param(request: CompletionRequest, part: int) -> str:
+    """What named the adapters of a part."""
+    if request.lora_path_of(part % len(request.prompts)) is not None:
+        return "lora_path"
+    if request.scales or request.adapter is not None:
+        return "lora" if request.scales else "adapter"
+    return model_param(request, part // len(request.prompts))
 
 
 def _model(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
+from serve_app.core.bounded import PositiveFloat, PositiveInt
 from serve_app.core.delta import Delta
 from serve_app.core.errors import (
     AdapterNotFound,
@@ -28,15 +29,17 @@ from serve_app.router.stats import Tally
 Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """timeout_s: how long the run may take in all
-    max_pending_events: that wait for a reader of a stream, four steps of every choice where that is more
-    slow_reader: what is done beyond: the engine pauses the request until the reader has caught up, or it is aborted
+    """What one request may take of time and of patience with its reader.
+
+    timeout_s:          how long one request may take in all
+    max_pending_events: events of a stream that wait for a slow client, or four steps of every choice if that is more
+    slow_reader:        what happens beyond that: `pause` has the engine wait, `abort` ends the stream with an error
     """
 
-    timeout_s: float = 600.0
-    max_pending_events: int = 1024
+    timeout_s: PositiveFloat = 600.0
+    max_pending_events: PositiveInt = 1024
     slow_reader: Literal["pause", "abort"] = "pause"
 
 

@@ -1,1 +1,1 @@
-"""CHAT TEMPLATES: conversations into the text of a prompt, by templates that strangers wrote, in a process apart."""
+"""CHAT TEMPLATES: turn conversations into prompts, by templates that strangers wrote, in the sandbox."""

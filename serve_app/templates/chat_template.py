@@ -1,4 +1,4 @@
-"""A model's chat template at work: conversations in, texts of prompts out, beside everything else."""
+"""Has conversations rendered in the sandbox, by children that are reused while they answer in time."""
 
 from __future__ import annotations
 
@@ -16,40 +16,17 @@ from typing import Any
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.prompt import Conversation, Rendering
 from serve_app.sandbox.fork_server import ForkServer, await_answer
-from serve_app.templates.rendering import COME, DEFAULT_LIMITS, Refused, TemplateLimits, Work, prepare
+from serve_app.templates.rendering import COME, Refused, Work, prepare
 
 
 class ChatTemplate:
-    """Lives on one event loop, with threads that wait for the process. A short conversation never waits for long ones.
+    """Renders, from one event loop, in threads that wait for the sandbox. Short chats never wait for long ones."""
 
-    template, tool_template: of all chats, and of those with tools where that is another one; "" is none
-    tells_form, special_names, special_tokens: of the model's tokenizer, see `Work`
-    """
-
-    def __init__(
-        self,
-        template: str,
-        *,
-        tool_template: str = "",
-        tells_form: bool | None = True,
-        model_name: str,
-        special_names: tuple[str, ...] = (),
-        special_tokens: Mapping[str, str] | None = None,
-        limits: TemplateLimits = DEFAULT_LIMITS,
-    ) -> None:
-        self._has_template = bool(template or tool_template)
+    def __init__(self, work: Work, *, model_name: str) -> None:
+        self._has_template = bool(work.template or work.tool_template)
         self._model_name = model_name
-        self._limits = limits
-        self._renderer = Renderer(
-            Work(
-                template=template,
-                tool_template=tool_template,
-                tells_form=tells_form,
-                special_names=special_names,
-                special_tokens=dict(special_tokens or {}),
-                limits=limits,
-            )
-        )
+        self._limits = limits = work.limits
+        self._renderer = Renderer(work)
         self._pools = [
             ThreadPoolExecutor(num_threads, thread_name_prefix=f"template-{name}")
             for name, num_threads in zip(("short", "long"), limits.max_renderings, strict=True)
@@ -62,11 +39,11 @@ class ChatTemplate:
             await asyncio.get_running_loop().run_in_executor(self._pools[0], self._renderer.begin)
 
     def shows_tools(self) -> bool:
-        """Whether the template writes tools that it is given; True also where that cannot be found out. Blocks."""
+        """Return whether the template writes the tools it is given; True also if that cannot be found out. Blocks."""
         return not self._has_template or self._renderer.shows_tools()
 
     async def render(self, conversation: Conversation) -> Rendering:
-        """Raises InvalidRequest where nothing comes of it, Overloaded where too many wait."""
+        """Render a conversation. Raises InvalidRequest if that fails, Overloaded if too many wait."""
         if not self._has_template:
             raise without_template(conversation.name, self._model_name)
         if self._num_waiting >= self._limits.max_waiting:
@@ -93,7 +70,7 @@ class ChatTemplate:
 
 
 def without_template(name: str, model_name: str) -> InvalidRequest:
-    """The refusal of a conversation with a model that has no template."""
+    """Return the refusal of a conversation with a model that has no template."""
     return InvalidRequest.refusing(
         name,
         must="be sent to a model that has a chat template",
@@ -156,14 +133,14 @@ class Renderer:
         return Rendering(text=answer["text"], foreign=tuple(answer["foreign"]))
 
     def shows_tools(self) -> bool:
-        """Whether the template writes tools; True where nothing can be rendered. Blocks. Raises EngineFailed."""
+        """Return whether the template writes tools; True if nothing can be rendered. Blocks. Raises EngineFailed."""
         try:
             return bool(self._answered({"source": None})["shows_tools"])
         except Refused:
             return True
 
     def _answered(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Raises Refused, EngineFailed."""
+        """Return a child's answer to a job. Raises Refused, EngineFailed."""
         child = self._taken(json.dumps(job, ensure_ascii=False).encode())
         try:
             answer = self._answer(child)
@@ -187,7 +164,7 @@ class Renderer:
             child.connection.close()
 
     def _taken(self, job: bytes) -> _Child:
-        """A child that has the job, an idle one if there is any. Raises EngineFailed where no child took it."""
+        """Return a child that has the job, an idle one if there is any. Raises EngineFailed if no child took it."""
         while (idle := self._idle_child()) is not None:
             if _hands_over(idle, job):
                 return idle
@@ -201,7 +178,7 @@ class Renderer:
             return self._idle.pop() if self._idle else None
 
     def _answer(self, child: _Child) -> dict[str, Any]:
-        """Raises EOFError or OSError where the child was ended."""
+        """Return the child's answer. Raises EOFError or OSError if the child was ended."""
         limits = self._limits
         told, child.is_courteous = await_answer(
             child.connection, child.process_id, courtesy_s=limits.courtesy_s, wall_s=limits.max_wall_s
@@ -211,7 +188,7 @@ class Renderer:
 
 
 def _hands_over(child: _Child, job: bytes) -> bool:
-    """Whether the child has taken the job; one that has not is done with."""
+    """Return whether the child has taken the job; the connection of one that has not is closed."""
     try:
         child.process_id = int(child.connection.recv_bytes())  # after the process has begun
         child.connection.send_bytes(job)

@@ -1,4 +1,9 @@
-"""What a chat template finds around it: Jinja's sandbox with the filters and functions that templates count on."""
+"""What a chat template finds around it: Jinja's sandbox with the usual filters and functions, and marks for its own
+text.
+
+A template is rendered twice: as it is, which gives the text, and with marks for special tokens' names in its own
+constants, which gives their places. What a client sent stays as it is, so a template finds in it what it looks for.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +89,7 @@ def compiled(
 
 
 def variables_of(members: Mapping[str, object], special_tokens: Mapping[str, str]) -> dict[str, object]:
-    """What a template is given beside the conversation's own: the names of special tokens, as `bos_token`."""
+    """Return the template's variables: the conversation's own, and the names of special tokens, as `bos_token`."""
     return {**special_tokens, "tools": None, "documents": None, **members}
 
 
@@ -120,7 +125,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Not Jinja's own, which writes for HTML."""
+    """Return JSON. Jinja's own filter writes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -163,7 +168,7 @@ class Marks:
         self._own = re.compile(f"[{chr(start)}-{chr(start + 2 * len(chars))}]")
 
     def stand_in(self, text: str) -> bool:
-        """Whether the text has characters that are marks here."""
+        """Return whether the text has characters that are marks here."""
         return self._own.search(text) is not None
 
     def put(self, text: str) -> str:
@@ -176,11 +181,11 @@ class Marks:
         return "".join([*marked, self._pieces(text[done:])])
 
     def take(self, marked: str) -> str:
-        """The text without marks."""
+        """Return the text without marks."""
         return marked.translate(self._taken)
 
     def foreign(self, text: str, marked: str, source: str) -> tuple[int, ...]:
-        """Places of characters that the template did not write and that may be part of a special token.
+        """Return the places of characters that the template did not write and that may be part of a special token.
 
         marked: the same text with marks;  source: all that a client sent
         """
@@ -195,7 +200,7 @@ class Marks:
         return tuple(sorted(found))
 
     def _spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """The longest name at each place where one begins."""
+        """Yield the longest name at each place where one begins."""
         for found in self._firsts.finditer(text):
             start = found.start()
             for length in self._lengths:

@@ -66,7 +66,7 @@ def is_string(value: object) -> bool:
 
 
 def as_transformers(message: Members) -> Members:
-    """The message with its thoughts under all of their names, and its calls with arguments of both kinds."""
+    """Return the message with its thoughts under each of their names, and arguments that are text and object."""
     thoughts = next((message[name] for name in REASONING if message.get(name) is not None), None)
     if thoughts is not None:
         message = {"thinking": thoughts, **message, "reasoning_content": thoughts}
@@ -80,13 +80,13 @@ def _with_arguments(call: Members) -> Members:
 
 
 def in_parts(message: Members) -> Members:
-    """The message with its text as a part, for templates that go through parts alone."""
+    """Return the message with its text as a part, for templates that only read parts."""
     content = message.get("content")
     return {**message, "content": [_part(content)]} if isinstance(content, str) else message
 
 
 def joined(message: Members) -> Members:
-    """The message with its parts as one text, for templates that know no parts; with images it stays as it is."""
+    """Return the message with its parts as one text, for templates that know no parts, unless it has images."""
     content = message.get("content")
     if not isinstance(content, list) or any(part.get("type") != "text" for part in content):
         return message
@@ -94,13 +94,13 @@ def joined(message: Members) -> Members:
 
 
 def shows_parts_as_python(members: Members, text: str) -> bool:
-    """Whether a template that knows no parts wrote a list of them as Python does."""
+    """Return whether a template that knows no parts wrote a list of them as Python does."""
     contents = [message.get("content") for message in members["messages"]]
     return any(isinstance(content, list) and str(content) in text for content in contents)
 
 
 def with_tools(members: Members, *, in_system: bool, tells_form: bool) -> Members:
-    """The same with its tools in a text of ours, and calls and results in the same form.
+    """Return the members with the tools, calls and results written into messages, in a form of our own.
 
     in_system:  the text stands in the system's message, or else in the first one of the user
     tells_form: it says how to write a call
@@ -118,7 +118,7 @@ def with_tools(members: Members, *, in_system: bool, tells_form: bool) -> Member
 
 
 def history_as_text(messages: Iterable[Members]) -> list[Members]:
-    """Calls as texts of the assistant, results as texts of the user; what one role says in a row is one message."""
+    """Return calls as texts of the assistant and results as texts of the user, one message for texts in a row."""
     told: list[Members] = []
     was_result = False
     for message in messages:
@@ -149,7 +149,7 @@ def _written(function: Mapping[str, Any]) -> str:
 
 
 def _together(*contents: Any, by: str = "\n\n") -> Any:
-    """Texts in one, or parts in one list where there are any."""
+    """Join texts to one text, or to one list of parts if there are any parts."""
     there = [content for content in contents if content]
     if all(isinstance(content, str) for content in there):
         return by.join(there)
@@ -161,7 +161,7 @@ def _part(text: str) -> Members:
 
 
 def variants(members: Members, shown: Shown, *, tells_form: bool | None) -> Iterator[Members]:
-    """The ways to put these members to a template that shows so much, the best one first; each is to be tried.
+    """Yield the ways to give these members to a template that shows so much, the best first; the caller tries each.
 
     tells_form: of calls, where a text of ours shows the tools; None is no such text
     """
@@ -185,7 +185,7 @@ def _has_text_arguments(message: Members) -> bool:
 
 
 def _with_objects(message: Members) -> Members:
-    """The message with arguments of calls that are objects and nothing else."""
+    """Return the message with arguments of calls as plain objects."""
     calls = [
         {**call, "function": {**call["function"], "arguments": dict(call["function"]["arguments"])}}
         for call in message.get("tool_calls") or ()
@@ -202,10 +202,10 @@ def _same(message: Members) -> Members:
 
 
 def _without_null(message: Members) -> Members:
-    """As transformers has it."""
+    """Return the message without members that are null, as transformers does."""
     return {name: value for name, value in message.items() if value is not None}
 
 
 def emptied(message: Members) -> Members:
-    """The message with a text for its content, also where it has none."""
+    """Return the message with "" as its content if it has none."""
     return {**message, "content": message.get("content") or ""}

@@ -1,4 +1,4 @@
-"""Renders conversations with the templates of one model, in the process that the kernel may end."""
+"""Renders conversations with the templates of one model; runs in the sandbox."""
 
 from __future__ import annotations
 
@@ -50,9 +50,6 @@ class TemplateLimits:
     max_waiting: int = 512
 
 
-DEFAULT_LIMITS = TemplateLimits()
-
-
 MARKS_LEFT = "the template does not show the last message, which is to be continued"
 CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "blackberry", "arguments": '{"cherry": 1}'}}
 PROBE: tuple[Members, ...] = (
@@ -94,30 +91,26 @@ class Refused(Exception):
 
 
 class Templates:
-    """The templates of a model, compiled. Raises what compiling raises."""
+    """The templates of a model, compiled: for chats without tools and with them. Raises what compiling raises.
+
+    shown: what each of the two shows
+    """
 
     def __init__(self, work: Work) -> None:
-        self._default = Template(work.template, work)
-        self._with_tools = Template(work.tool_template, work) if work.tool_template else self._default
+        default = Template(work.template, work)
+        self._each = default, Template(work.tool_template, work) if work.tool_template else default
+        self.shown = Shown(), Shown()
 
     def render(self, source: str, *, continues_last: bool) -> tuple[str, tuple[int, ...]]:
-        """Render by the one for tools where there are any, as transformers does. Raises as `Template.render`."""
+        """Render with the template for tools if there are any, as transformers does. Raises as `Template.render`."""
         members = json.loads(source)
-        template = self._with_tools if members.get("tools") else self._default
-        return template.render(members, source, continues_last=continues_last)
-
-    @property
-    def shown(self) -> tuple[Shown, Shown]:
-        """What the one without and the one with tools shows."""
-        return self._default.shown, self._with_tools.shown
-
-    @shown.setter
-    def shown(self, shown: tuple[Shown, Shown]) -> None:
-        self._default.shown, self._with_tools.shown = shown
+        which = bool(members.get("tools"))
+        return self._each[which].render(members, source, self.shown[which], continues_last=continues_last)
 
     def look(self) -> tuple[Shown, Shown]:
-        """Find out what they show, by rendering a conversation of ours."""
-        return self._default.look(), self._with_tools.look()
+        """Find out what each template shows, by rendering a conversation of ours."""
+        default, with_tools = self._each
+        return default.look(), with_tools.look()
 
 
 class Template:
@@ -130,9 +123,10 @@ class Template:
         self._around = environment(lambda: self._now)  # one time for both renderings
         self._plain = compiled(source, self._around)
         self._marks, self._marked = self._with_marks("")
-        self.shown = Shown()
 
-    def render(self, members: Members, source: str, *, continues_last: bool) -> tuple[str, tuple[int, ...]]:
+    def render(
+        self, members: Members, source: str, shown: Shown, *, continues_last: bool
+    ) -> tuple[str, tuple[int, ...]]:
         """Return the text, and where in it are characters that could make a special token and are not the template's.
 
         source: the members as JSON
@@ -142,7 +136,7 @@ class Template:
         if self._marks.stand_in(source):
             self._marks, self._marked = self._with_marks(source)
         members["messages"] = [as_transformers(message) for message in members["messages"]]
-        members, text = self._first_shown(members, continues_last=continues_last)
+        members, text = self._first_shown(members, shown, continues_last=continues_last)
         if not self._work.special_names:
             return text, ()
         tokens = {name: self._marks.put(token) for name, token in self._work.special_tokens.items()}
@@ -162,17 +156,17 @@ class Template:
         )
 
     def _tried(self, **members: object) -> str:
-        """The text that comes of these, or nothing."""
+        """Return the text of a rendering, or "" if it fails."""
         with suppress(Exception):
             return self._written(self._plain, {"add_generation_prompt": True, **members}, self._work.special_tokens)
         return ""
 
-    def _first_shown(self, members: Members, *, continues_last: bool) -> tuple[Members, str]:
-        """The first variant that the template shows, and its text. Raises what the last one came to."""
-        is_ours = not self.shown.tools and self._work.tells_form is not None
+    def _first_shown(self, members: Members, shown: Shown, *, continues_last: bool) -> tuple[Members, str]:
+        """Return the first variant that the template shows, and its text. Raises the last variant's error."""
+        is_ours = not shown.tools and self._work.tells_form is not None
         tools = [tool["function"]["name"] for tool in members.get("tools") or ()] if is_ours else []
         failure: Exception = Refused("the template shows nothing")
-        for each in variants(members, self.shown, tells_form=self._work.tells_form):
+        for each in variants(members, shown, tells_form=self._work.tells_form):
             try:
                 text = self._written(self._plain, each, self._work.special_tokens, continues_last=continues_last)
             except (jinja2.TemplateError, TypeError, ValueError, LookupError) as error:
@@ -187,7 +181,7 @@ class Template:
         raise failure
 
     def _shows_none(self, members: Members, text: str) -> bool:
-        """Whether a template that knows no content that is null wrote None for it."""
+        """Return whether the template wrote `None` for a content that is null."""
         if "None" not in text or None not in [message.get("content", "") for message in members["messages"]]:
             return False
         emptied_text = self._tried(**{**members, "messages": [emptied(each) for each in members["messages"]]})
@@ -213,7 +207,7 @@ class Template:
         return before if behind.startswith(" ") else before.rstrip()  # as transformers where the template trims it
 
     def _with_end(self, members: Members) -> Members:
-        """The same with a mark behind the last message's text."""
+        """Return the members with a mark behind the last message's text."""
         *others, last = members["messages"]
         content, end = last.get("content"), f"{self._marks.end} "
         if isinstance(content, list):
@@ -237,7 +231,8 @@ MAX_JOBS = 1000
 
 
 def prepare(work: Work) -> Callable[[Connection], None]:
-    """Each child takes conversations one after the other, answers each, and ends with the other side.
+    """Compile the templates and return the work of each child: conversations one after the other, until the client
+    leaves.
 
     Each is told to have come before it is looked at: what is lost behind that was lost to it.
     """
@@ -257,7 +252,7 @@ def prepare(work: Work) -> Callable[[Connection], None]:
 
 
 def _compiled(work: Work) -> Templates | Refused:
-    """The templates, once a child of ours has seen that compiling them ends well; or why there are none."""
+    """Return the templates, after a child has seen that compiling them ends well; otherwise the reason."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -292,7 +287,10 @@ def _try_to_compile(work: Work, writing: int) -> None:
 
 
 def _answer(job: Mapping[str, Any], templates: Templates | Refused) -> bytes:
-    """source: what is to be rendered; None only asks whether tools are shown"""
+    """Return the answer to one job.
+
+    source: what is to be rendered; None only asks whether tools are shown
+    """
     try:
         if isinstance(templates, Refused):
             raise templates

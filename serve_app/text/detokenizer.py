@@ -1,4 +1,4 @@
-"""Turns the tokens of one sequence into text, one token at a time and only in whole characters."""
+"""Turns tokens into text: the bytes of each token, and the text of a sequence in whole characters as it grows."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Detokenizer:
         return self._num_chars + len(text) + bool(held) - 1  # the byte is of the last character that has begun
 
     def _piece(self, token_id: int) -> bytes | None:
-        """What the next token adds; None where it adds nothing and ends no character."""
+        """Return the bytes that the next token adds; None if it adds nothing and ends no character."""
         piece = self._pieces.middle(token_id)
         if piece is not None:
             return self._pieces.first(token_id) if self._is_at_start else piece
@@ -108,7 +108,7 @@ class Pieces:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = tokenizer.decoder
-        steps = decoder_steps(tokenizer)
+        steps = steps_of(tokenizer.decoder, "decoders")
         kinds = {step["type"] for step in steps}
         _refuse_unknown(steps)
         self._is_byte_level = "ByteLevel" in kinds
@@ -152,14 +152,16 @@ class Pieces:
         return self._decoder.decode(list(names)) if self._decoder is not None else " ".join(names)
 
 
-def decoder_steps(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """List the steps of the tokenizer's decoder, a sequence of steps flattened."""
-    if tokenizer.decoder is None:
+def steps_of(part: Any, name: str) -> list[dict[str, Any]]:
+    """List the steps of a part of a tokenizer, nested sequences flattened.
+
+    name: the member that holds the parts of a sequence: `decoders`, `normalizers` or `pretokenizers`
+    """
+    if part is None:
         return []
-    state: dict[str, Any] = json.loads(tokenizer.decoder.__getstate__())
-    steps = [state]
+    steps: list[dict[str, Any]] = [json.loads(part.__getstate__())]
     while any(step["type"] == "Sequence" for step in steps):
-        steps = [inner for step in steps for inner in (step["decoders"] if step["type"] == "Sequence" else (step,))]
+        steps = [inner for step in steps for inner in (step[name] if step["type"] == "Sequence" else (step,))]
     return steps
 
 
@@ -193,11 +195,11 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 
-_BYTE_ALPHABET = _byte_alphabet()
+BYTE_ALPHABET = _byte_alphabet()
 
 
 def _byte_level_piece(name: str) -> bytes:
     try:
-        return bytes(_BYTE_ALPHABET[character] for character in name)
+        return bytes(BYTE_ALPHABET[character] for character in name)
     except KeyError:  # not written in the byte alphabet: the library's decoder takes it as text, too
         return name.encode("utf-8")

@@ -1,4 +1,7 @@
-"""Reads or makes the fast tokenizer of a model folder by transformers' own classes; no code of the folder is run."""
+"""Reads the fast tokenizer of a model folder, the characters a token can hold, and the fill-in-the-middle markers.
+
+Only transformers' own classes read or convert it; no code of the folder is run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from serve_app.text.detokenizer import UnsupportedTokenizer
+from serve_app.text.detokenizer import BYTE_ALPHABET, UnsupportedTokenizer, steps_of
 
 FILE = "tokenizer.json"
 SENTENCEPIECE = "tokenizer.model"
@@ -114,8 +117,8 @@ def chars_per_token(tokenizer: Tokenizer) -> int | None:
 
 
 def _shrinkage(tokenizer: Tokenizer) -> int | None:
-    """How many times shorter the normalizer can make a text; None where there is no bound."""
-    steps = _steps(tokenizer.normalizer, "normalizers")
+    """Return how many times shorter the normalizer can make a text; None if there is no bound."""
+    steps = steps_of(tokenizer.normalizer, "normalizers")
     kinds = {step["type"] for step in steps if not _replaces_by_no_less(step)}
     if not kinds <= _KEEPING_NORMALIZERS | _COMPOSING_NORMALIZERS:
         return None
@@ -130,15 +133,15 @@ def _replaces_by_no_less(step: Mapping[str, Any]) -> bool:
 
 
 def _keeps_splits(tokenizer: Tokenizer) -> bool:
-    """Whether all that goes into the pre-tokenizer comes out of it."""
-    steps = _steps(tokenizer.pre_tokenizer, "pretokenizers")
+    """Return whether the pre-tokenizer keeps all of the text."""
+    steps = steps_of(tokenizer.pre_tokenizer, "pretokenizers")
     splits = [step for step in steps if step["type"] in ("Split", "Punctuation")]
     others = {step["type"] for step in steps} - {"Split", "Punctuation"}
     return others <= _KEEPING_SPLITS and all(step["behavior"] != "Removed" for step in splits)
 
 
 def _keeps_unknown(tokenizer: Tokenizer) -> bool:
-    """Whether every character that the vocabulary lacks gives a token of its own, or tokens of its bytes."""
+    """Return whether each character outside the vocabulary gives a token of its own, or tokens of its bytes."""
     model = tokenizer.model
     if not isinstance(model, models.BPE):
         return False
@@ -147,28 +150,9 @@ def _keeps_unknown(tokenizer: Tokenizer) -> bool:
     knows: Callable[[str], int | None] = tokenizer.token_to_id
     if model.byte_fallback:
         return all(knows(f"<0x{byte:02X}>") is not None for byte in range(256))
-    steps = [*_steps(tokenizer.normalizer, "normalizers"), *_steps(tokenizer.pre_tokenizer, "pretokenizers")]
+    steps = [*steps_of(tokenizer.normalizer, "normalizers"), *steps_of(tokenizer.pre_tokenizer, "pretokenizers")]
     is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
-    return is_byte_level and all(knows(letter) is not None for letter in _byte_letters())
-
-
-def _byte_letters() -> list[str]:
-    """The 256 characters that stand for bytes in a byte-level vocabulary (GPT-2's `bytes_to_unicode`)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return [chr(code) for code in (*shown, *range(256, 512 - len(shown)))]
-
-
-def _steps(part: Any, name: str) -> list[dict[str, Any]]:
-    """List the steps of a normalizer or pre-tokenizer, sequences flattened.
-
-    name: under which a sequence of that kind keeps its parts
-    """
-    if part is None:
-        return []
-    steps: list[dict[str, Any]] = [json.loads(part.__getstate__())]
-    while any(step["type"] == "Sequence" for step in steps):
-        steps = [inner for step in steps for inner in (step[name] if step["type"] == "Sequence" else (step,))]
-    return steps
+    return is_byte_level and all(knows(letter) is not None for letter in BYTE_ALPHABET)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +209,7 @@ SPELLINGS = (
 
 
 def find_markers(tokenizer: Tokenizer, named: Mapping[str, str], *, vocab_size: int) -> Markers | None:
-    """The markers that the tokenizer names or that are spelled as a known kind's; None where some are missing.
+    """Return the markers that the tokenizer names, or that a known kind of models uses; None if some are missing.
 
     vocab_size: of the model, which may lack tokens of its tokenizer
     """

@@ -1,4 +1,4 @@
-"""Arranges a gap in tokens: project, prefix, suffix, middle, each between its markers."""
+"""Arranges a prompt with a gap in tokens: project, prefix, suffix, middle, each between its markers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Gap:
         return range(start, start + len(self.prefix))
 
     def fitted(self, num_tokens: int) -> Gap:
-        """The same with at most so many tokens, as far as what has to stay allows.
+        """Return the same gap in at most so many tokens, as far as what has to stay allows.
 
         Prefix and suffix are taken three to one, nearest to the gap first; what one of them leaves is the other's.
         The files have the rest, the last of them first.

@@ -1,4 +1,4 @@
-"""Where tokens stand in a text, in characters: in what they mean, and in what they were cut from."""
+"""Finds where tokens stand, in characters, in the text they mean and in the text they were cut from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from serve_app.text.tokenizer import TextTokenizer
 
 
 def meant_places(tokenizer: TextTokenizer, token_ids: Sequence[int], *, shows_special: bool = False) -> list[int]:
-    """How many characters stand before each token in the text that all of them mean.
+    """Return for each token how many characters precede it in the decoded text.
 
     shows_special: special tokens are shown in it by their names
     """
@@ -21,7 +21,7 @@ def meant_places(tokenizer: TextTokenizer, token_ids: Sequence[int], *, shows_sp
 
 
 def written_places(tokenizer: TextTokenizer, written: str, token_ids: Sequence[int]) -> list[int]:
-    """How many characters stand before each token in the text that they were cut from.
+    """Return for each token how many characters precede it in the text that was tokenized.
 
     A special token stands where its name is written, and has no text where it is not. What is written between two of
     them is most often what the tokens between them mean. A tokenizer may have thought a space before it, or have left
@@ -40,7 +40,7 @@ def written_places(tokenizer: TextTokenizer, written: str, token_ids: Sequence[i
 
 
 def _names(tokenizer: TextTokenizer, written: str, token_ids: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Which tokens are special and written out, each with begin and end of its name; the text's end comes last."""
+    """Yield the special tokens whose names are written out, with begin and end of the name; then the text's end."""
     end = 0
     missing: set[int] = set()
     for index, token_id in enumerate(token_ids):
@@ -57,7 +57,7 @@ def _names(tokenizer: TextTokenizer, written: str, token_ids: Sequence[int]) -> 
 
 
 def _move(written: str, meaning: str) -> int:
-    """By how much what is meant stands later in what is written, where one of the two ends with the other."""
+    """Return how far the decoded text stands behind the written one, if one of the two ends with the other."""
     if written.startswith(meaning) or not (written.endswith(meaning) or meaning.endswith(written)):
         return 0
     return len(written) - len(meaning)

@@ -1,4 +1,4 @@
-"""Cuts a growing text where the first of its stop strings begins."""
+"""Ends a growing text at the first of its stop strings and regular expressions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StopMatcher:
         return self._begin is not None and self._first_open() >= self._begin
 
     def _first_open(self) -> int:
-        """The earliest place where a stop may have begun that is not complete."""
+        """Return the earliest place where an incomplete stop may have begun."""
         return self._num_taken - max(progress.length for progress in self._stops)
 
     def _num_shown_at_least(self) -> int:

@@ -113,7 +113,7 @@ class TextTokenizer:
         return tuple(_encodings(self._literal_tokenizer, [text])[0].ids)
 
     def encode_inside(self, text: str) -> tuple[int, ...]:
-        """As `encode_literal`, without the space that some tokenizers think before any text."""
+        """Give the tokens as `encode_literal`, without the space that some tokenizers add before any text."""
         if not self._thinks_space:
             return self.encode_literal(text)
         return self.encode_literal("\n" + text)[len(self.encode_literal("\n")) :]
@@ -283,14 +283,14 @@ def _outer_ids(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _unknown_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """The token that stands for characters which the vocabulary lacks: it is special, and controls nothing."""
+    """Return the token for characters outside the vocabulary: it is special, but controls nothing."""
     name = getattr(tokenizer.model, "unk_token", None)
     token_id = None if name is None else tokenizer.token_to_id(name)
     return frozenset() if token_id is None else frozenset([token_id])
 
 
 def sharing_model(tokenizer: Tokenizer) -> Tokenizer | None:
-    """One that cuts texts as the other does, over the same vocabulary and merges in memory (45 MB of 152k tokens).
+    """Return a second tokenizer over the same vocabulary and merges in memory (45 MB for 152k tokens).
 
     None where added tokens would have other ids: the library numbers them anew, behind each other.
     """
@@ -347,7 +347,7 @@ def encode_rendered(
 
 
 def _strays(encoding: Encoding, start: int, foreign: Sequence[int], special_ids: Container[int]) -> Iterator[Span]:
-    """Where special tokens stand that reach over a foreign character, in places of the whole text."""
+    """Yield the spans of special tokens that reach over a foreign character, in places of the whole text."""
     for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True):
         if token_id in special_ids and first < last:
             at = bisect_left(foreign, start + first)
@@ -356,7 +356,7 @@ def _strays(encoding: Encoding, start: int, foreign: Sequence[int], special_ids:
 
 
 def _between(span: Span, strays: Sequence[Span]) -> Iterator[Span]:
-    """What is left of a span, without what is empty."""
+    """Yield what is left of a span, without empty parts."""
     start = span[0]
     for first, last in (*strays, (span[1], span[1])):
         if start < first:

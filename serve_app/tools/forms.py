@@ -1,4 +1,6 @@
-"""The forms that model families write calls in: a row each, and which row a model's chat template asks for."""
+"""The forms that model families write calls in, a row each; which form a template shows; how a demanded call is
+written.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,7 @@ class Form:
 
 
 def mark_of(token: str) -> str:
-    """The mark without what stands around it."""
+    """Return the mark without the signs around it."""
     return token.lstrip("?~").rstrip("*").strip()
 
 
@@ -266,36 +268,20 @@ ALIASES: Mapping[Form, tuple[ToolParserName, ...]] = MappingProxyType(
         FIREFUNCTION: ("functools",),
     }
 )
+ALL_FORMS = (
+    HERMES, QWEN3_CODER, SEED_OSS, GLM45, GLM47, GLM4, LONGCAT, MINIMAX_M2, DEEPSEEK_V32, STEP3, LLAMA3, LLAMA4,
+    PYTHONIC, OLMO3, LFM2, GEMMA3, GEMMA4, FUNCTION_GEMMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK_V3, DEEPSEEK_V31,
+    KIMI_K2, HARMONY, GRANITE, PHI4_MINI, COHERE, INTERNLM, HUNYUAN, NEMOTRON, APERTUS, FUNCTIONARY, REACT,
+    FIREFUNCTION, XLAM, GIGACHAT, JSON,
+)  # fmt: skip
 FORMS: Mapping[ToolParserName, Form] = MappingProxyType(
-    {
-        name: form
-        for form in (
-            *(
-                HERMES,
-                QWEN3_CODER,
-                SEED_OSS,
-                GLM45,
-                GLM47,
-                GLM4,
-                LONGCAT,
-                MINIMAX_M2,
-                DEEPSEEK_V32,
-                STEP3,
-                LLAMA3,
-                LLAMA4,
-            ),
-            *(PYTHONIC, OLMO3, LFM2, GEMMA3, GEMMA4, FUNCTION_GEMMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK_V3, DEEPSEEK_V31),
-            *(KIMI_K2, HARMONY, GRANITE, PHI4_MINI, COHERE, INTERNLM, HUNYUAN, NEMOTRON, APERTUS, FUNCTIONARY, REACT),
-            *(FIREFUNCTION, XLAM, GIGACHAT, JSON),
-        )
-        for name in (form.name, *ALIASES.get(form, ()))
-    }
+    {name: form for form in ALL_FORMS for name in (form.name, *ALIASES.get(form, ()))}
 )
 UNKNOWN = replace(
     JSON,
     others=tuple(
         form
-        for form in dict.fromkeys(FORMS.values())
+        for form in ALL_FORMS
         if form not in (JSON, GLM47, MISTRAL_NAMED, DEEPSEEK_V31, PHI4_MINI, FUNCTIONARY, REACT, FIREFUNCTION, XLAM)
     ),
 )
@@ -346,7 +332,7 @@ SHOWN: tuple[tuple[tuple[str, ...], Form], ...] = (
 
 
 def form_for(template: str, tool_parser: ToolParserName | None = None) -> Form:
-    """The form that was named, else the one that the template shows the model."""
+    """Return the form that was named, else the one that the template shows the model."""
     if tool_parser is not None:
         return FORMS[tool_parser]
     return next((form for marks, form in SHOWN if all(mark in template for mark in marks)), UNKNOWN)
@@ -379,7 +365,7 @@ class Layout:
 
 
 def call_constraint(tools: Tools, form: Form, beside: Constraint | None = None) -> Constraint | None:
-    """What the text has to be, `beside` being what else is demanded of it; None is any text.
+    """Return what the text has to be, given what else (`beside`) is demanded of it; None is any text.
 
     Where calls are required it is one of them, or several where these are parallel. Where the model chooses, it may
     also be what `beside` says; without that it is any text, in which a call that begins is one of these, as soon as one
@@ -407,7 +393,7 @@ def call_constraint(tools: Tools, form: Form, beside: Constraint | None = None) 
 
 
 def layout_of(form: Form, *, is_parallel: bool) -> Layout:
-    """How a demanded call is written in this form."""
+    """Return how a demanded call is written in this form."""
     opener, closing, ends = form.openers[0], "".join(form.closers), "".join(form.ends)
     is_list = form.written == "list" or (form.name == "json" and is_parallel)
     default = ", " if is_list else f"{closing}\n{opener}"
@@ -426,7 +412,10 @@ def layout_of(form: Form, *, is_parallel: bool) -> Layout:
 
 
 def _call(tool: Tool, form: Form, layout: Layout, *, is_required: bool) -> dict[str, object]:
-    """at: the tool's place in the list that was sent"""
+    """Return what the constraint's source says of one tool.
+
+    at: the tool's place in the list that was sent
+    """
     marks = None
     if form.between is not None and form.written == "head":
         before, _, between = "".join(token for token in form.between.key if not token.startswith("~")).partition(KEY)

@@ -1,4 +1,4 @@
-"""Reads what stands before and behind the arguments of a call, as far as it has come."""
+"""Reads what stands before and behind the arguments of a call, and turns untyped arguments into JSON."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def read_tokens(tokens: Tokens, text: str, at: int, *, words: Collection[str] | 
 
 
 def _read_name(rest: Tokens, text: str, at: int, *, words: Collection[str], is_last: bool) -> tuple[str, int]:
-    """The longest of the names behind which the rest can stand."""
+    """Return the longest of the names that the rest can follow."""
     if not is_last and any(word.startswith(text[at:]) for word in words):
         raise Incomplete
     for word in sorted((word for word in words if text.startswith(word, at)), key=len, reverse=True):
@@ -110,14 +110,14 @@ def _read_name(rest: Tokens, text: str, at: int, *, words: Collection[str], is_l
 
 
 def _whole(found: re.Match[str], text: str, *, is_last: bool) -> int:
-    """The end of what was found. Raises Incomplete where it may go on."""
+    """Return the end of what was found. Raises Incomplete if it may go on."""
     if found.end() == len(text) and not is_last:
         raise Incomplete
     return found.end()
 
 
 def read_object_head(text: str, at: int, names: Collection[str], *, is_marked: bool) -> Head:
-    """Of `{"name": …, "arguments": {…}}`, whose members may come in any order; `at` is at the brace.
+    """Read `{"name": …, "arguments": {…}}`, whose members may come in any order; `at` is at the brace.
 
     It may also stand in the member `function` of another object. Behind a mark it may be `{name: {…}}`, or may have
     no arguments.
@@ -141,7 +141,7 @@ def read_object_head(text: str, at: int, names: Collection[str], *, is_marked: b
 
 
 def read_object_rest(text: str, at: int) -> int:
-    """The place behind the object whose arguments ended before `at`. Raises Incomplete, NoCall."""
+    """Return the place behind the object whose arguments ended before `at`. Raises Incomplete, NoCall."""
     members = _Members(text, at, (), is_inside=True)
     while members.has_more():
         key = members.key()
@@ -171,14 +171,14 @@ class _Members:
         return len(self._seen) == 1
 
     def peek(self) -> str:
-        """The next character that is no white space."""
+        """Return the next character that is not white space."""
         self.at = skip_space(self._text, self.at)
         if self.at == len(self._text):
             raise Incomplete
         return self._text[self.at]
 
     def has_more(self) -> bool:
-        """Step over what stands between two members; False behind the last."""
+        """Step over what stands between two members, and return False behind the last one."""
         if self.peek() == "," and not self._is_first:
             self.at += 1
         elif self.peek() != "}" and not self._is_first:
@@ -229,7 +229,7 @@ class _Members:
 
 
 def _as_object(value: Any, written: str) -> str:
-    """Arguments as JSON of an object; some models write them into a string, or null for none."""
+    """Return arguments as the JSON of an object; some models write them into a string, or null for none."""
     if isinstance(value, dict):
         return written
     if value is None:
@@ -242,6 +242,9 @@ def _as_object(value: Any, written: str) -> str:
 
 EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
 MAX_REFERENCES = 16
+JSON_TYPES: Mapping[type, str] = {
+    type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +254,7 @@ class Values:
     types: Mapping[str, frozenset[str]]
 
     def json_of(self, key: str, text: str) -> str:
-        """The literal that stands there, where it is of a type that the argument may have; otherwise a string."""
+        """Return the text as JSON: the literal it is, if the argument may have that type; otherwise a string."""
         types = self.types.get(key, EVERY_TYPE)
         written = None if types == {"string"} else as_json(text)
         if written is None or _type_of(json.loads(written)) not in types:
@@ -260,7 +263,7 @@ class Values:
 
 
 def values_of(tool: Tool) -> Values:
-    """Of one function's arguments."""
+    """Return the types of one function's arguments."""
     root = tool.parameters or {}
     properties = root.get("properties")
     named = properties if isinstance(properties, Mapping) else {}
@@ -268,7 +271,7 @@ def values_of(tool: Tool) -> Values:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], num_references: int = 0) -> frozenset[str]:
-    """The types that a schema allows, integers being numbers; what cannot be told is allowed."""
+    """Return the types that a schema allows; integers are numbers, and what cannot be told is allowed."""
     if not isinstance(schema, Mapping) or num_references > MAX_REFERENCES:
         return EVERY_TYPE
     types = EVERY_TYPE
@@ -290,7 +293,7 @@ def types_of(schema: Any, root: Mapping[str, Any], num_references: int = 0) -> f
 
 
 def _target(reference: str, root: Mapping[str, Any]) -> Any:
-    """What a pointer within the schema leads to; None is nothing."""
+    """Return what a pointer within the schema leads to; None if nothing."""
     found: Any = root
     for step in reference.removeprefix("#").split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
@@ -299,15 +302,4 @@ def _target(reference: str, root: Mapping[str, Any]) -> Any:
 
 
 def _type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    return JSON_TYPES.get(type(value), "object")

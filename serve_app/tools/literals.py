@@ -1,4 +1,7 @@
-"""Reads one literal as a model writes it, and rewrites it as JSON while it comes.
+"""Reads one literal as a model writes it, and rewrites it as JSON while it arrives; finds marks in a growing text.
+
+JSON stays as it is. Rewritten are Python's names and quotes, keys without quotes, a comma before a closing bracket,
+line breaks within a string, keyword arguments in parentheses, and the quotes of Gemma.
 
 JSON is kept to the letter. Rewritten are Python's names and quotes, keys without quotes, a comma before a closing
 bracket, line breaks within a string, keyword arguments in parentheses, and the quotes of Gemma.
@@ -195,14 +198,14 @@ class LiteralReader:
 
 
 def as_json(text: str) -> str | None:
-    """The literal that the text is, as JSON; None where it is none."""
+    """Return the literal that the text is, as JSON; None if it is none."""
     reader = LiteralReader()
     end = reader.feed(text, is_last=True)
     return reader.take().strip(WHITESPACE) if reader.state == "complete" and not text[end:].strip(WHITESPACE) else None
 
 
 def _json_of_word(word: str) -> str | None:
-    """A number or a name as JSON; None where it is none."""
+    """Return a number or a name as JSON; None if it is neither."""
     if word in NAMES or word in NAMES.values():
         return NAMES.get(word, word)
     if _FLOAT.fullmatch(word):
@@ -237,11 +240,11 @@ class MarkFinder:
         return held, ""
 
     def may_begin(self, text: str) -> bool:
-        """Whether a mark begins the text, or may do so when there is more of it."""
+        """Return whether a mark begins the text, or may do so when more text comes."""
         return not text or text in self._beginnings or self._pattern.match(text) is not None
 
     def _num_held(self, text: str) -> int:
-        """How many last characters may be the beginning of a mark."""
+        """Return how many last characters may be the beginning of a mark."""
         at = max(0, len(text) - self._longest + 1)
         while (found := self._first.search(text, at)) is not None:
             if text[found.start() :] in self._beginnings:

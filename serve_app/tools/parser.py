@@ -1,4 +1,4 @@
-"""Parts a text into content and calls, as it comes."""
+"""Splits a model's text into content and calls while it arrives."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from serve_app.tools.literals import LiteralReader, MarkFinder
 
 
 def new_call_id() -> str:
-    """Nine letters and digits, which the templates of Mistral insist on."""
+    """Return nine letters and digits, which Mistral's templates require."""
     return secrets.token_hex(8)[:9]
 
 
@@ -68,12 +68,7 @@ class CallParser:
     """
 
     def __init__(
-        self,
-        form: Form,
-        tools: Sequence[Tool],
-        *,
-        new_id: Callable[[], str] = new_call_id,
-        shows_marks: bool = True,
+        self, form: Form, tools: Sequence[Tool], *, new_id: Callable[[], str] = new_call_id, shows_marks: bool = True
     ) -> None:
         self.num_calls = 0
         self.is_whole = False
@@ -109,7 +104,7 @@ class CallParser:
         return self._parsed()
 
     def flush(self, *, is_cut: bool = False) -> Parsed:
-        """The text has ended: what was held back is what it can still be. is_cut: it did not end by itself"""
+        """End the text and return what the held-back rest turns out to be. is_cut: the text did not end by itself"""
         self._is_last, self._is_cut = True, is_cut
         return self._parsed()
 
@@ -122,7 +117,7 @@ class CallParser:
     # Each phase takes from the buffer and returns whether another one is to go on with what is left.
 
     def _first(self, gains: Gains) -> bool:
-        """Nothing but white space has come; a call may begin without a mark."""
+        """Handle the start of the text: only white space has come, so a call may begin without a mark."""
         start = skip_space(self._buffer, 0)
         rest = self._buffer[start:]
         may_begin = self._finder.may_begin(rest)
@@ -136,7 +131,7 @@ class CallParser:
         return True
 
     def _outside(self, gains: Gains) -> bool:
-        """Content, up to the next mark."""
+        """Handle content up to the next mark."""
         at, mark = self._finder.find(self._buffer, is_last=self._is_last)
         gains.content.append(self._take(at))
         self._is_in_list = False
@@ -148,7 +143,7 @@ class CallParser:
         return bool(mark)
 
     def _try(self, candidates: Sequence[tuple[Form, int]], *, mark: str, num_back: int) -> None:
-        """A call may begin."""
+        """Handle a place where a call may begin."""
         self._candidates, self._mark, self._num_back = candidates, mark, num_back
         self._phase = self._before_arguments
 
@@ -176,7 +171,7 @@ class CallParser:
         return True
 
     def _give_back(self, gains: Gains) -> bool:
-        """What was held is no call: its mark is content, and what follows is read anew."""
+        """Return a rejected mark to the content and read on behind it."""
         mark = self._take(self._num_back)
         gains.content.append("" if mark in self._dropped else mark)
         self._is_in_list = False
@@ -184,7 +179,7 @@ class CallParser:
         return True
 
     def _head(self) -> Head:
-        """The first way to read what is there as a call. Raises Incomplete, NoCall."""
+        """Return the first reading of the held text as a call's head. Raises Incomplete, NoCall."""
         was_in_list = self._is_in_list
         for form, start in self._candidates:
             at = skip_space(self._buffer, start)
@@ -224,7 +219,7 @@ class CallParser:
         raise NoCall
 
     def _named(self, form: Form, name: str, end: int) -> Head:
-        """A call whose name is read, and whose arguments may be missing where a mark says that it is one."""
+        """Handle a call whose name is read; its arguments may be missing if a mark says that it is a call."""
         at = skip_space(self._buffer, end)
         if self._buffer.startswith("{", at):
             return Head(name=name, at=at)
@@ -238,7 +233,7 @@ class CallParser:
         return Head(name=name, at=at, arguments="{}")
 
     def _arguments(self, gains: Gains) -> bool:
-        """One literal."""
+        """Handle the literal of a call's arguments."""
         literal = self._literal
         self._take(literal.feed(self._buffer, is_last=self._is_last))
         is_complete = literal.state == "complete" or (self._is_last and not self._is_cut and literal.close())
@@ -258,7 +253,7 @@ class CallParser:
         self._phase = self._behind_arguments if self._num_open else self._behind_call
 
     def _behind_arguments(self, gains: Gains) -> bool:
-        """What belongs to the call's object and says nothing."""
+        """Handle the members of the call's object behind its arguments."""
         try:
             end = read_object_rest(self._buffer, 0)
         except Incomplete:
@@ -276,7 +271,7 @@ class CallParser:
         return True
 
     def _behind_call(self, gains: Gains) -> bool:
-        """What ends a call, or leads to the next; otherwise content goes on."""
+        """Handle what ends a call or leads to the next one; anything else is content."""
         at = skip_space(self._buffer, 0)
         closers = (*self._form.behind, *(("]",) if self._is_in_list else ()))
         found = self._found(at, (*closers, *self._starts))
@@ -293,7 +288,7 @@ class CallParser:
         return self._next_call(at)
 
     def _next_call(self, at: int) -> bool:
-        """Another call follows, also behind a separator; or it is content with what stands before."""
+        """Handle the place behind a separator: another call follows, or the separator was content."""
         next_at = skip_space(self._buffer, at + 1) if self._buffer[at] in ",;" else at
         if next_at == len(self._buffer) and not self._is_last:
             return False
@@ -304,7 +299,7 @@ class CallParser:
         return True
 
     def _between_arguments(self, gains: Gains) -> bool:
-        """Another argument between marks, or the end of all."""
+        """Handle the place between two marked arguments, or behind the last one."""
         at, key = skip_space(self._buffer, 0), self._form.key_mark
         found = self._found(at, (key, *self._form.behind, *self._starts))
         if found is None:
@@ -331,7 +326,7 @@ class CallParser:
         return True
 
     def _key_from(self, at: int, words: Iterable[str] | None) -> tuple[str, int]:
-        """The key there, and the place of its value. Raises Incomplete, NoCall."""
+        """Return the key at a place, and the place of its value. Raises Incomplete, NoCall."""
         marks = self._form.between
         assert marks is not None
         key, end = read_tokens(marks.key, self._buffer, at, words=None, is_last=self._is_last)
@@ -341,7 +336,7 @@ class CallParser:
         return key, end
 
     def _value(self, gains: Gains) -> bool:
-        """The rest of an argument, behind its key. It stays in the buffer until it is whole."""
+        """Handle a marked argument's value, which stays in the buffer until it is complete."""
         marks = self._form.between
         assert marks is not None
         mark = marks.end.strip()
@@ -374,7 +369,7 @@ class CallParser:
         return True
 
     def _unclosed(self, end: int) -> int:
-        """Where the value ends: at its own mark, or before at the next argument or the next call; -1 is nowhere."""
+        """Return where the value ends: at its own mark, or before the next argument or call; -1 if nowhere."""
         text, ends = self._buffer[: end if end >= 0 else None], [end] if end >= 0 else []
         at, is_string = text.find(self._form.key_mark, self._value_at), self._is_string
         while at >= 0:
@@ -399,12 +394,12 @@ class CallParser:
         self.is_whole = False
 
     def _go_on(self, gains: Gains, arguments: str) -> None:
-        """The call that was begun last has more arguments."""
+        """Add to the arguments of the call that began last."""
         if arguments:
             gains.calls.append(ToolCallDelta(index=self.num_calls - 1, arguments=arguments))
 
     def _found(self, at: int, marks: Iterable[str]) -> str | None:
-        """Which of the marks stands there; "" is none, None is that more has to come."""
+        """Return which of the marks stands at a place; "" if none, None if more text is needed."""
         rest, marks = self._buffer[at : at + 256], [mark for mark in marks if mark]
         if not self._is_last and (not rest or any(mark.startswith(rest) and mark != rest for mark in marks)):
             return None
@@ -416,14 +411,9 @@ class CallParser:
 
 
 def parse_whole(
-    form: Form,
-    text: str,
-    tools: Sequence[Tool],
-    *,
-    new_id: Callable[[], str] = new_call_id,
-    is_cut: bool = False,
+    form: Form, text: str, tools: Sequence[Tool], *, new_id: Callable[[], str] = new_call_id, is_cut: bool = False
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """The content and the calls of a text that has ended."""
+    """Return the content and the calls of a complete text."""
     parser = CallParser(form, tools, new_id=new_id)
     parts = parser.feed(text), parser.flush(is_cut=is_cut)
     calls: list[ToolCall] = []
@@ -440,7 +430,7 @@ def parse_whole(
 def _marks(
     forms: tuple[Form, ...], dropped: frozenset[str], *, is_strict: bool
 ) -> tuple[Mapping[str, Sequence[tuple[Form, int]]], MarkFinder]:
-    """What may begin a call in these forms, with the places behind it where the call is read from; and what finds it.
+    """Return what may begin a call in these forms, with the places behind it from which to read, and a finder for it.
 
     dropped:   further marks to find
     is_strict: nothing begins a call but what a demanded call begins with

@@ -25,6 +25,8 @@ from serve_app.api.schemas import SCHEMAS
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
 from tests.pictures import sent
 
+pytestmark = pytest.mark.law("Nothing in silence")
+
 NAMES = ("union", "openai", "llama.cpp", "mistral.rs", "fireworks", "omlx", "sglang", "vllm")
 MAX = 2**31 - 1
 

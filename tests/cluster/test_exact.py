@@ -129,6 +129,7 @@ def test_a_notebook_about_tenants_runs(town: Town, file: Path, monkeypatch: pyte
     assert town.house.complete(town.keys["acme"]).status_code == 200, "it ends nothing that it did not start"
 
 
+@pytest.mark.law("Exactly once")
 def test_where_nothing_is_killed_and_nobody_leaves_every_token_is_in_a_row(town: Town) -> None:
     seen = asyncio.run(without_kills(town.house, town.keys, seconds=5))
     agree(town, seen)
@@ -139,6 +140,7 @@ def test_where_nothing_is_killed_and_nobody_leaves_every_token_is_in_a_row(town:
     assert not any(ledger.unattributed[tenant].total() for tenant in TENANTS if tenant in ledger.unattributed)
 
 
+@pytest.mark.law("Exactly once")
 def test_whatever_is_killed_every_whole_answer_has_its_row_and_no_request_has_two(town: Town) -> None:
     """What no row explains is no more than what was cut off, left, or lost with who computed or answered it."""
     seen = asyncio.run(with_kills(town.house, town.keys, most=4, seconds=90, seed=1))

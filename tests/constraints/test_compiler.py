@@ -13,10 +13,8 @@ from dataclasses import replace
 import pytest
 
 from serve_app.constraints.compilation import build_matcher, compile_source
-from serve_app.constraints.compiler import Compiler
-from serve_app.constraints.limits import ConstraintLimits
-from serve_app.constraints.refusal import Refusal
-from serve_app.constraints.trials import Trials
+from serve_app.constraints.compiler import Compiler, Trials
+from serve_app.constraints.limits import ConstraintLimits, Refusal
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt
@@ -92,6 +90,7 @@ async def test_what_is_kept_is_bounded_and_what_was_asked_for_last_stays() -> No
         assert shared.num_compiled == 7
 
 
+@pytest.mark.law("Caches are apart")
 async def test_requests_of_different_salts_have_no_constraint_in_common() -> None:
     """Whose schema is answered at once would have learned that another tenant has sent it."""
     async with compiler() as shared:
@@ -108,6 +107,7 @@ async def test_requests_of_different_salts_have_no_constraint_in_common() -> Non
         assert shared.num_compiled == 4
 
 
+@pytest.mark.law("Caches are apart")
 @pytest.mark.parametrize("limits", [{"max_cached": 8}, {"max_cached_chars": 1_000, "max_cached": 500}])
 async def test_a_flood_of_one_flow_drives_out_its_own_and_nobody_elses(limits: dict[str, float]) -> None:
     """However many salts its sender makes up, and though all of it is asked for at once."""

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.limits import Refusal
 from tests.constraints.drawn import FILE
 from tests.constraints.test_json_schema import some_text
 from tests.constraints.vocabularies import accepts

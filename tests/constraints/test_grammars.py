@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.limits import Refusal
 from tests.constraints.vocabularies import EOS, accepted_of, accepts, allowed, matcher_of
 
 ARITHMETIC = (

@@ -17,8 +17,8 @@ import pydantic
 import pytest
 
 from serve_app.constraints.json_schema import prepare_schema
-from serve_app.constraints.patterns import KNOWN
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.keywords import KNOWN
+from serve_app.constraints.limits import Refusal
 from tests.constraints.schemas import random_schema
 from tests.constraints.vocabularies import BYTES, EOS, accepts, allowed, matcher_of
 

@@ -13,7 +13,7 @@ from llguidance import LLMatcher
 
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.compiler import Compiler
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.limits import Refusal
 from serve_app.constraints.tool_calls import tool_calls_to_lark
 from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.request import Constraint
@@ -82,6 +82,7 @@ def walk(constraint: Constraint, seed: int) -> str | None:
     return content.decode("utf-8", "replace")
 
 
+@pytest.mark.law("Calls")
 @EVERY_FORM
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_whatever_is_allowed_is_read_as_calls_that_satisfy_their_schemas(form: Form, is_parallel: bool) -> None:

@@ -10,8 +10,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from benchmarks.zoo import GRAMMARS, HARMLESS, SCHEMAS
 from serve_app.constraints.compilation import NUM_FOLLOWED_RULES, build_matcher, compile_source
-from serve_app.constraints.limits import parser_limits
-from serve_app.constraints.refusal import Refusal
+from serve_app.constraints.limits import Refusal, parser_limits
 from serve_app.core.request import ConstraintKind
 from tests.constraints.vocabularies import accepts, matcher_of, tokenizer
 

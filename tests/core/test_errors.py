@@ -9,6 +9,8 @@ import pytest
 
 from serve_app.core.errors import ServeError
 
+pytestmark = pytest.mark.law("Nothing in silence")
+
 
 def every_class(root: type[ServeError] = ServeError) -> Iterator[type[ServeError]]:
     yield root

@@ -15,7 +15,7 @@ import torch
 
 from serve_app.core.machine import LONG_WORK, MOST, OWN, give_way, take_leftovers
 from serve_app.engine.driver import Driver
-from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes
+from serve_app.replica.tokenizer_pools import POOLS, TokenizerPools
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine
 from tests.replica.test_service import text_request
@@ -100,11 +100,11 @@ def test_where_there_are_no_leftovers_a_thread_is_as_nice_as_can_be(monkeypatch:
 
 
 async def test_long_texts_are_cut_into_tokens_by_threads_that_give_way() -> None:
-    lanes = TokenizerLanes()
-    sizes = [1000, *(most + 1 for most, _ in LANES if most is not None)]
-    found = [await lanes.run([text_request("a", "x" * size)], own_policy) for size in sizes]
+    pools = TokenizerPools()
+    sizes = [1000, *(most + 1 for most, _ in POOLS if most is not None)]
+    found = [await pools.run([text_request("a", "x" * size)], own_policy) for size in sizes]
     assert found == [os.SCHED_OTHER, os.SCHED_IDLE, os.SCHED_IDLE]
-    lanes.close()
+    pools.close()
 
 
 @pytest.mark.parametrize(("device", "expected"), [("cpu", 7), ("cuda", 0)])

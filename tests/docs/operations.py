@@ -10,42 +10,40 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from starlette.requests import Request
 
-from serve_app.api.limits import WireLimits
 from serve_app.cli.environment import HAPROXY_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
 from serve_app.cli.tree import command
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterArgs, RouterSettings, TracingSettings
-from serve_app.engine.config import EngineConfig
 from serve_app.http.metrics import Metrics
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
 from tests.docs.contract import shown
-from tests.docs.docstrings import told_of
+from tests.docs.docstrings import told_of_settings
 from tests.docs.markdown import code, table
 
 
 def model_settings() -> str:
     """`args` of a model."""
-    return _settings(ModelArgs, EngineConfig, ModelArgs)
+    return _settings(ModelArgs)
 
 
 def router_args() -> str:
     """`args` of the router."""
-    return _settings(RouterArgs, RouterArgs)
+    return _settings(RouterArgs)
 
 
 def router_settings() -> str:
     """`user_config` of the router, without its limits."""
-    return _settings(RouterSettings, RouterSettings, without="limits")
+    return _settings(RouterSettings, without="limits")
 
 
 def tracing_settings() -> str:
     """`tracing` within it."""
-    return _settings(TracingSettings, TracingSettings)
+    return _settings(TracingSettings)
 
 
 def limit_settings() -> str:
     """`limits` within it."""
-    return _settings(LimitSettings, WireLimits, LimitSettings)
+    return _settings(LimitSettings)
 
 
 def cluster_environment() -> str:
@@ -85,10 +83,8 @@ def subcommands() -> Iterator[tuple[str, str]]:
         yield name, each.help.removesuffix(".")
 
 
-def _settings(model: type[BaseModel], *told_by: type, without: str = "") -> str:
-    told: dict[str, str] = {}
-    for owner in told_by:
-        told |= told_of(owner, model.model_fields)
+def _settings(model: type[BaseModel], *, without: str = "") -> str:
+    told = told_of_settings(model)
     rows = []
     for name, field in model.model_fields.items():
         if name != without:

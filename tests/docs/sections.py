@@ -7,17 +7,19 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tests.docs import command_line, contract, dialects, operations
+from tests.docs.laws import laws
 from tests.docs.walls import walls
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = (
-    *(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "operations.md")),
+    *(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "laws.md", "operations.md")),
     *(REPOSITORY / "docs" / "dialects" / f"{name}.md" for name in dialects.PAGES_OF.values()),
 )
 
 SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
     {
         "walls": walls,
+        "laws": laws,
         "parameters": contract.parameters,
         "names": contract.names,
         "defaults": contract.defaults,

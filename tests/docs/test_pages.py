@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
@@ -20,11 +21,11 @@ from serve_app.cli.tenancy_commands import tenant_offers
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Constraint
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
-from serve_app.engine.config import EngineConfig
 from serve_app.http.cors import READABLE
 from tests.docs.command_line import command_tree
 from tests.docs.contract import bodies, ignored, names_of
-from tests.docs.docstrings import told_of
+from tests.docs.docstrings import told_of, told_of_settings
+from tests.docs.laws import held_by, stated
 from tests.docs.markdown import filled, sections_of, table
 from tests.docs.sections import PAGES, REPOSITORY, SECTIONS
 
@@ -257,20 +258,10 @@ def test_examples_of_the_contract_are_found() -> None:
     assert len(CONTRADICTIONS) > 10
 
 
-@pytest.mark.parametrize(
-    ("settings", "owners"),
-    [
-        (ModelArgs, (ModelArgs, EngineConfig)),
-        (RouterSettings, (RouterSettings,)),
-        (LimitSettings, (type(DEFAULT_LIMITS),)),
-        (TracingSettings, (TracingSettings,)),
-    ],
-    ids=lambda each: getattr(each, "__name__", ""),
-)
-def test_every_setting_is_described(settings: type[Any], owners: tuple[type, ...]) -> None:
-    told = {name for owner in owners for name in told_of(owner, settings.model_fields)}
+@pytest.mark.parametrize("settings", [ModelArgs, RouterSettings, LimitSettings, TracingSettings])
+def test_every_setting_is_described(settings: type[BaseModel]) -> None:
     described = {name for name, field in settings.model_fields.items() if field.description}
-    assert set(settings.model_fields) - told - described - {"limits"} == set()
+    assert set(settings.model_fields) - told_of_settings(settings).keys() - described - {"limits"} == set()
 
 
 def test_what_a_docstring_says_of_fields_is_told_apart() -> None:
@@ -288,3 +279,8 @@ def test_what_a_docstring_says_of_fields_is_told_apart() -> None:
 
 def test_a_bar_in_a_cell_ends_no_cell() -> None:
     assert table(["a"], [["x | y"], ["x \\| y"]]).splitlines()[2:] == ["| x \\| y |", "| x \\| y |"]
+
+
+def test_every_law_is_held_by_a_test_and_every_marker_names_a_law() -> None:
+    held = {law for file in (REPOSITORY / "tests").rglob("test_*.py") for law, _ in held_by(file)}
+    assert held == set(stated())

@@ -13,13 +13,13 @@ from serve_app.engine.config import SPARE_PART
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
-from serve_app.engine.scheduler.accounting import Accounts, charge
-from serve_app.engine.scheduler.counters import Counters
+from serve_app.engine.scheduler.accounting import Accounts, attribute
+from serve_app.engine.scheduler.fair_shares import FairShares
 from serve_app.engine.scheduler.pace import Pace
+from serve_app.engine.scheduler.policy import Policy, Rules
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
-from serve_app.engine.scheduler.turns import Rules
 from tests.engine.harness import request
 
 
@@ -84,22 +84,23 @@ class Simulation:
     prefix_cache: bool = False
     pace: Pace = field(default_factory=lambda: NoPace(2.0))
     queue_kind: type[WaitingQueue] = WaitingQueue
-    counters_kind: type[Counters] = Counters
+    policy_kind: Callable[[Rules], Policy] = FairShares
 
     def __post_init__(self) -> None:
         self.now = 0.0
         clock = lambda: self.now  # noqa: E731
-        self.counters = self.counters_kind(self.rules, Accounts(lambda: int(self.now * 1e9)))
+        self.policy, self.accounts = self.policy_kind(self.rules), Accounts(lambda: int(self.now * 1e9))
         num_spare = self.num_places // SPARE_PART if self.has_spare else 0
         self.store = KeyValueStore(
             cast(Storage, NoContents()), num_blocks=self.num_blocks, block_size=16,
             num_places=self.num_places + num_spare, num_spare=num_spare,
         )  # fmt: skip
         self.slots = Slots(self.num_slots, lambda slot, version: None)
-        self.waiting = self.queue_kind(self.counters, clock=clock)
+        self.waiting = self.queue_kind(self.policy, clock=clock)
         self.scheduler = Scheduler(
-            self.store, self.slots, self.waiting, max_batch_tokens=self.max_batch_tokens, max_logit_rows=64,
-            pace=self.pace, max_bypass_s=self.max_bypass_s, uses_prefixes=self.prefix_cache, clock=clock,
+            self.store, self.slots, policy=self.policy, accounts=self.accounts, waiting=self.waiting,
+            max_batch_tokens=self.max_batch_tokens, max_logit_rows=64, pace=self.pace,
+            max_bypass_s=self.max_bypass_s, uses_prefixes=self.prefix_cache, clock=clock,
         )  # fmt: skip
         self.stories: dict[str, Story] = {}
         self.num_steps = self.num_tokens = 0
@@ -115,7 +116,7 @@ class Simulation:
         sequence = Sequence(
             asked, [first] * prompt_length, sample=0, max_tokens=max_tokens, detokenizer=cast(Any, None)
         )
-        sequence.arrived_at = self.now
+        sequence.place.arrived_at = self.now
         self.stories[name] = Story(share.flow, self.now)
         self.waiting.push(sequence)
         return sequence
@@ -130,7 +131,7 @@ class Simulation:
         if batch:
             self.scheduler.pace.note(batch.num_decoding, batch.num_prompt_tokens, step_s, beyond=batch.beyond)
             self.num_steps += 1
-            charge(batch, self.counters, since_ns=began_ns)
+            attribute(batch, self.policy, self.accounts, since_ns=began_ns)
         self.compute(batch)
         return batch
 
@@ -157,6 +158,10 @@ class Simulation:
     def num_waiting(self, flow: str) -> int:
         return sum(each.request.share.flow == flow for each in self.waiting)
 
+    def service_of(self, flow: str) -> float:
+        """What a flow was charged so far."""
+        return sum(each.service for each in self.accounts.report().flows if each.flow == flow)
+
     def first_token_s(self, flows: Iterable[str]) -> list[float]:
         """Of all requests of these flows that have a first token."""
         wanted = set(flows)
@@ -177,7 +182,7 @@ class Simulation:
         if samples:
             sequence.token_ids.append(7)
             story.first_at = story.first_at or self.now
-        if sequence.is_prompt_computed and not sequence.is_prompt_published:
+        if sequence.is_prompt_computed and not sequence.place.is_prompt_published:
             self.scheduler.publish(sequence)
         if sequence.num_generated >= sequence.max_tokens:
             story.ended_at = self.now

@@ -48,6 +48,7 @@ def spent(engine: Engine, flow: str) -> tuple[int, int, int, int]:
     return found.prompt_tokens, found.cached_tokens, found.completion_tokens, found.engine_ns
 
 
+@pytest.mark.law("Exactly once")
 def test_what_clients_were_told_of_is_what_was_spent_when_all_have_ended(engine: Engine) -> None:
     """Chunks, hits, several completions, more sequences than places, and a prompt alone."""
     outcomes: dict[tuple[str, int], Outcome] = {}
@@ -61,6 +62,7 @@ def test_what_clients_were_told_of_is_what_was_spent_when_all_have_ended(engine:
         assert spent(engine, flow) == told(outcomes, flow)
 
 
+@pytest.mark.law("All time is somebody's")
 def test_the_time_of_all_steps_is_shared_out_to_the_nanosecond(engine: Engine) -> None:
     """Among sequences, flows and nobody: what the ledger is told and what the metrics show is one tally."""
     outcomes: dict[tuple[str, int], Outcome] = {}
@@ -76,6 +78,7 @@ def test_the_time_of_all_steps_is_shared_out_to_the_nanosecond(engine: Engine) -
     assert sum(each.engine_ns for each in news.spent) == pytest.approx(engine.step_s * 1e9, abs=engine.num_steps)
 
 
+@pytest.mark.law("All time is somebody's")
 def test_what_a_step_tells_is_what_it_changed_however_many_flows_there_were(engine: Engine) -> None:
     for number in range(60):
         add(engine, f"f{number}", f"f{number}", 6, max_tokens=2)

@@ -21,7 +21,7 @@ from serve_app.catalog.adapters import read_records
 from serve_app.check.single import check_adapters
 from serve_app.engine.decoder.experts import expert_layers
 from serve_app.engine.decoder.loading import load_model
-from serve_app.engine.lora.experts import BankedModule
+from serve_app.engine.lora.modules import BankedModule
 from serve_app.engine.lora.registration import bind_adapters
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 from tests.families import families

@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 from serve_app.catalog.adapters import read_adapter
 from serve_app.core.names import Part, mixed
 from serve_app.engine.lora.adapter import linear_modules
-from serve_app.engine.lora.prefix import keeps_prefix
-from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.lora.registration import bind_adapters, keeps_prefix
 from tests.engine.harness import complete, config, make_engine, request
 from tests.engine.test_adapters import peft_greedy, train_nothing
 
@@ -32,6 +31,7 @@ def keys_and_values(model: Any) -> list[Tensor]:
     return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
 
 
+@pytest.mark.law("Adapters")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT has opinions on Conv1D
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gpt2"])
 def test_it_is_said_of_no_module_that_changes_a_key_or_value(architecture: str, random_models: Path) -> None:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from serve_app.catalog.adapters import read_adapter
 from serve_app.core.cards import AdapterRecord
-from serve_app.engine.lora.banked import BankedLinear
+from serve_app.engine.lora.modules import BankedLinear
 from serve_app.engine.lora.registration import bind_adapters
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS, SHARED_MODELS

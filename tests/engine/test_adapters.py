@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from serve_app.engine.decoder.openmp import libgomp
 from serve_app.engine.engine import Engine
-from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import AdapterRefused
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
@@ -68,6 +68,7 @@ def peft_greedy(base: Path, folder: Path | None, prompts: list[list[int]], max_t
 PROMPTS = [[5, 9, 200, 31], [77] * 3, list(range(10, 60)), [300, 12, 45, 45, 7, 8, 9]]
 
 
+@pytest.mark.law("Adapters")
 def test_rows_of_five_adapters_and_the_base_in_one_batch_each_equal_peft_alone(
     random_models: Path, adapter_folders: dict[str, Path]
 ) -> None:
@@ -146,6 +147,7 @@ def test_fewer_slots_than_adapters_give_the_same_rows(random_models: Path, adapt
     assert {key: outcome.token_ids for key, outcome in complete(narrow, asked).items()} == expected
 
 
+@pytest.mark.law("Adapters")
 def test_an_adapter_shares_no_prefix_with_the_base(random_models: Path, adapter_folders: dict[str, Path]) -> None:
     base = random_models / "llama"
     engine = make_engine(config(base), adapter_folders)

@@ -24,8 +24,8 @@ def test_two_prompts_are_compared_once_however_many_steps_one_of_them_takes() ->
     others = [simulation.ask(A, 4000, 4) for _ in range(5)]
     simulation.run(10)
     assert not first.is_prompt_computed
-    assert not any(each.started_at for each in same)
-    assert all(each.started_at for each in others)
+    assert not any(each.place.started_at for each in same)
+    assert all(each.place.started_at for each in others)
     assert in_work(simulation).num_compared <= 26 * 6
     before = in_work(simulation).num_compared
     simulation.run(40)
@@ -40,8 +40,8 @@ def test_one_that_came_back_is_compared_anew_as_what_it_found_is_not_what_it_had
     simulation.run(2)
     simulation.scheduler._preempt(first)
     simulation.run(1)
-    assert (first.started_at, same.started_at) != (None, None)
-    assert (first.holding is None) != (same.holding is None), "one of the two waits for the other"
+    assert (first.place.started_at, same.place.started_at) != (None, None)
+    assert (first.place.holding is None) != (same.place.holding is None), "one of the two waits for the other"
     assert in_work(simulation).num_compared == 2
 
 
@@ -61,21 +61,25 @@ def test_no_more_are_compared_in_a_step_than_may_be_and_of_those_that_have_gone_
 
 def begun(sequences: list[Sequence]) -> list[Sequence]:
     """In the order in which they began."""
-    return sorted((each for each in sequences if each.started_at is not None), key=lambda each: each.started_at or 0.0)
+    return sorted(
+        (each for each in sequences if each.place.started_at is not None), key=lambda each: each.place.started_at or 0.0
+    )
 
 
+@pytest.mark.law("Nobody is held up")
 def test_many_that_wait_for_a_prefix_in_work_hide_nobody_behind_them() -> None:
     simulation = Simulation(prefix_cache=True, num_places=64, num_blocks=100_000, max_batch_tokens=64)
     first, *others = [simulation.ask(A, 4000, 4, salt=7) for _ in range(256)]
     short = simulation.ask(A, 10, 4)
     simulation.run(-(-256 // MAX_LOOKAHEAD) + 1)
-    assert short.started_at is not None
+    assert short.place.started_at is not None
     assert not first.is_prompt_computed
     assert begun(others) == []
     simulation.drain()
     assert begun([first, *others]) == [first, *others]
 
 
+@pytest.mark.law("Nobody is held up")
 @pytest.mark.parametrize("num_adapters", [1, 300])
 def test_many_that_lack_a_slot_hide_nobody_behind_them(num_adapters: int) -> None:
     simulation = Simulation(num_places=8, num_slots=1, num_blocks=100_000, max_bypass_s=1e9)
@@ -84,8 +88,8 @@ def test_many_that_lack_a_slot_hide_nobody_behind_them(num_adapters: int) -> Non
     lacking = [simulation.ask(A, 8, 4, adapter=f"other{each % num_adapters}") for each in range(300)]
     base, resident = simulation.ask(A, 8, 4), simulation.ask(A, 8, 4, adapter="first")
     simulation.step()
-    assert base.started_at is not None
-    assert resident.started_at is not None
+    assert base.place.started_at is not None
+    assert resident.place.started_at is not None
     assert begun(lacking) == []
     simulation.drain()
     assert begun(lacking) == lacking
@@ -98,7 +102,7 @@ def test_many_that_lack_blocks_hide_nobody_behind_them() -> None:
     large = [simulation.ask(A, 80 * 16, 4) for _ in range(200)]
     small = simulation.ask(A, 16, 4)
     simulation.step()
-    assert small.started_at is not None
+    assert small.place.started_at is not None
     simulation.drain()
     assert begun(large) == large
 
@@ -110,7 +114,7 @@ def test_many_whose_adapter_is_on_its_way_hide_nobody_behind_them() -> None:
         simulation.ask(A, 8, 4, adapter="slow")
     base = simulation.ask(A, 8, 4)
     simulation.run(-(-300 // MAX_LOOKAHEAD) + 1)
-    assert base.started_at is not None
+    assert base.place.started_at is not None
 
 
 @pytest.mark.parametrize("shares", [[A], [A, B]])
@@ -125,7 +129,7 @@ def test_a_pass_goes_through_so_many_and_no_more_whatever_they_lack(shares: list
         num_asked += 1
         return True
 
-    found = simulation.waiting.in_turn(lambda line, first: (1, 0.0, line.number), now=0.0, lacks=lacks)
+    found = simulation.waiting.in_turn(lambda line, first: (1, 0.0, line.number), lacks=lacks)
     assert list(found) == []
     assert MAX_LOOKAHEAD < num_asked <= MOST_PASSED_OVER
 
@@ -137,7 +141,7 @@ def test_one_that_was_passed_over_for_long_enough_is_waited_for_behind_whatever_
         simulation.ask(A, 10 * 16, 20)
     simulation.step()
     large = [simulation.ask(A, 80 * 16, 4) for _ in range(3)]
-    while not all(each.started_at for each in large):
+    while not all(each.place.started_at for each in large):
         if simulation.num_waiting("a") < 20:
             simulation.ask(A, 10 * 16, 20)
         simulation.step()
@@ -158,7 +162,7 @@ def test_what_one_waited_for_its_turn_does_not_count_as_being_passed_over() -> N
     assert simulation.now > 2 * simulation.scheduler._admission._max_bypass_s
     began_at = simulation.now
     simulation.run(2)
-    assert same[0].started_at is not None
+    assert same[0].place.started_at is not None
     while (running := begun(same)) and simulation.now < began_at + 3.0:
         simulation.step()
     assert 0 < len(running) < len(same), "but when it was passed over for long enough it is waited for"

@@ -44,7 +44,7 @@ def engines(*, records: bool = False, **changes: object) -> tuple[Engine, Engine
     if records:
         own._runner.record_steps(Recorded(), num_places=settings.max_num_sequences)
     own._verifier._sampler = Sampler(own.model.eos_token_ids, land=Deferred)
-    own._flights.runs_ahead = True
+    own._steps.runs_ahead = True
     Deferred.num_flying = Deferred.most_flying = 0
     return plain, own
 
@@ -74,7 +74,7 @@ def test_texts_are_those_of_one_step_after_the_other(records: bool) -> None:
     expected, found = complete(plain, wanted(8)), complete(own, wanted(8))  # type: ignore[arg-type]
     assert texts(found) == texts(expected)
     assert [len(each.logprobs) for each in found.values()] == [len(each.logprobs) for each in expected.values()]
-    assert own._flights.num_followed > 10
+    assert own._steps.num_overlapped > 10
     assert Deferred.most_flying == 2, "one step is computed, and one is launched behind it"
     assert Deferred.num_flying == 0
     assert own._store.num_free_blocks + own._store.num_cached_blocks == own._store.num_blocks
@@ -103,7 +103,7 @@ def test_a_stop_that_is_known_a_step_late_drops_what_was_computed_behind_it(reco
     expected, found = complete(plain, asked), complete(own, asked)
     assert texts(found) == texts(expected)
     assert found["stops", 0].finish.matched_stop == stop  # type: ignore[attr-defined]
-    assert own._flights.num_dropped == 1
+    assert own._steps.num_dropped == 1
     again = [(request("prefix", max_tokens=12), [*prompt, *found["stops", 0].token_ids])]
     assert texts(complete(own, again)) == texts(complete(plain, again)), "what is cached of it is sound"
 
@@ -134,14 +134,14 @@ def test_who_comes_or_goes_meanwhile_is_served_as_ever() -> None:
         told.append(texts(outcomes))
     assert told[0] == told[1]
     assert len(told[0]) == 5
-    assert own._flights.num_followed > 0
+    assert own._steps.num_overlapped > 0
 
 
 def test_whoever_looks_at_tokens_makes_all_wait() -> None:
     plain, own = engines()
     asked = [(request("seen", max_tokens=8, sampling=PENALISED), [41] * 5), (request("free", max_tokens=8), [42] * 5)]
     assert texts(complete(own, asked)) == texts(complete(plain, asked))
-    assert own._flights.num_followed == 0
+    assert own._steps.num_overlapped == 0
 
 
 def test_where_blocks_run_out_sequences_are_preempted_as_ever() -> None:
@@ -150,7 +150,7 @@ def test_where_blocks_run_out_sequences_are_preempted_as_ever() -> None:
     asked = [(request(f"{number}", max_tokens=70), [40 + number] * 20) for number in range(4)]
     assert texts(complete(own, asked)) == texts(complete(plain, asked))
     assert own.num_preemptions > 0
-    assert own._flights.num_followed > 0
+    assert own._steps.num_overlapped > 0
 
 
 def test_a_row_that_was_open_takes_its_step_again() -> None:
@@ -160,7 +160,7 @@ def test_a_row_that_was_open_takes_its_step_again() -> None:
     asked = [(request("open", max_tokens=24, sampling=flat), [41] * 5), (request("free", max_tokens=24), [42] * 5)]
     assert own.model.vocab_size > 256
     assert texts(complete(own, asked)) == texts(complete(plain, asked))
-    assert own._flights.num_followed > 0
+    assert own._steps.num_overlapped > 0
 
 
 def test_what_is_given_up_leaves_nothing_in_the_air() -> None:
@@ -169,7 +169,7 @@ def test_what_is_given_up_leaves_nothing_in_the_air() -> None:
         own.add(sequences(own, one, prompt))  # type: ignore[arg-type]
     for _ in range(4):
         own.step()
-    assert own._flights.is_ahead
+    assert own._steps.is_ahead
     own.abort(frozenset("012"))
     assert drain(own) == {}
     own.check_integrity()
@@ -177,5 +177,5 @@ def test_what_is_given_up_leaves_nothing_in_the_air() -> None:
 
 
 def test_on_a_cpu_nothing_runs_ahead() -> None:
-    assert not make_engine(config(DEMO))._flights.runs_ahead
+    assert not make_engine(config(DEMO))._steps.runs_ahead
     assert torch.device("cpu") == make_engine(config(DEMO)).model.device

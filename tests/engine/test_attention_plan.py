@@ -13,7 +13,7 @@ from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.kv.groups import Reading
 from serve_app.engine.kv.plan import AttentionPlan, Scoring
 from serve_app.engine.kv.storage import Storage
-from serve_app.engine.lora.bank import AdapterBank
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 

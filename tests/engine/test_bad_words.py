@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from serve_app.engine.sampling.bad_words import BadWords
+from serve_app.engine.sampling.state import BadWords
 
 
 def by_definition(words: list[tuple[int, ...]], token_ids: list[int], num_generated: int) -> set[int]:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.lora.banked import MOST_ROWS_ALONE, BankedLinear, Parts
+from serve_app.engine.lora.modules import MOST_ROWS_ALONE, BankedLinear, Parts
 from serve_app.engine.lora.plan import Plan
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.adapter_files import load_adapter, save_adapter
 
 WIDTH, OUTPUTS = 24, (16, 8, 40)

@@ -62,6 +62,7 @@ def drain_counting(engine: Engine) -> tuple[dict[tuple[str, int], Outcome], list
     return outcomes, more
 
 
+@pytest.mark.law("Bounded work")
 def test_many_completions_of_one_prompt_begin_a_few_per_step(engine: Engine) -> None:
     hot = SamplingParams(temperature=1.0, seed=3)
     alone = complete(make_engine(engine.config), [(request("many", n=7, sampling=hot), prompt(1))])
@@ -86,6 +87,7 @@ def test_many_hits_of_one_prefix_begin_a_few_per_step(engine: Engine) -> None:
     assert engine.load.num_prefix_hit_tokens == 7 * (PROMPT_TOKENS // 16 * 16)
 
 
+@pytest.mark.law("Bounded work")
 def test_many_long_prompts_are_looked_for_a_few_per_step(engine: Engine) -> None:
     engine.add(sequences(engine, request("stream", max_tokens=40), prompt(0, 5)))
     engine.step()
@@ -151,6 +153,7 @@ def prepared(engine: Engine, whence: str) -> Sequence:
     return add(engine, asked, prompt(4, LONG))[0]
 
 
+@pytest.mark.law("Bounded work")
 @pytest.mark.parametrize("whence", ["cached", "running", "sibling"])
 def test_while_a_long_prefix_is_copied_its_neighbours_get_a_token_in_every_step(whence: str) -> None:
     engine = make_engine(config(DEMO), eos_token_ids=frozenset())

@@ -12,8 +12,7 @@ from serve_app.core.request import LogprobParams, SamplingParams
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.likeliest import Likeliest, likeliest_kernel
 from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.sampling.narrow import widened
-from serve_app.engine.sampling.sampler import Sampler
+from serve_app.engine.sampling.sampler import Sampler, widened
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row
 

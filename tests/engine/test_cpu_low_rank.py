@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from serve_app.engine.cpu import low_rank
 from serve_app.engine.cpu.low_rank import LowRankChanges, low_rank_kernels
 from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.lora.banked import Parts
-from serve_app.engine.lora.kernels import kernels_for
+from serve_app.engine.lora.modules import Parts, kernels_for
 from serve_app.engine.lora.plan import Mix
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.adapter_files import load_adapter, save_adapter
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")

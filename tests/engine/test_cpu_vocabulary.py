@@ -1,27 +1,17 @@
-"""Our own passes over vocabularies give what torch gives, and draws by them are those without them."""
+"""Our own passes over vocabularies give what torch gives."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 import pytest
 import torch
 from torch import Tensor
 
-from serve_app.core.request import SamplingParams
 from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.vocabulary import ALL, InPlay, VocabularyKernels, bounds_of, vocabulary_kernels
 from serve_app.engine.cpu.vocabulary_kernel import MOST_OTHERS, MOST_VALUES
 from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.sampling import draw as drawing
-from serve_app.engine.sampling import moments, racing
-from serve_app.engine.sampling.draw import Drawn, draw_tokens
-from serve_app.engine.sampling.full import FullRow
-from serve_app.engine.sampling.logprobs import score
-from serve_app.engine.sampling.racing import kernels_for
-from serve_app.engine.sampling.sampler import Sampler
-from tests.engine.sampling_reference import row
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")]
 
@@ -33,18 +23,6 @@ PARTS = (
     InPlay(lowest=-0.25, lowest_ids=(0, 30), highest=1.0, highest_ids=(5, 4000)),
     InPlay(lowest=0.5, lowest_ids=(10, 45), highest=0.5, highest_ids=(0, 44)),
 )
-SETTINGS = {
-    "plain": SamplingParams(temperature=0.7),
-    "top_p": SamplingParams(top_p=0.9),
-    "hot": SamplingParams(temperature=1.4, top_p=0.95, min_p=0.001),
-    "top_k": SamplingParams(top_k=6000),
-    "typical": SamplingParams(typical_p=0.8),
-    "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=1e-5, top_p=0.9),
-    "xtc beside many": SamplingParams(xtc_probability=1.0, xtc_threshold=0.01, min_keep=400),
-    "sigma": SamplingParams(top_n_sigma=1.5),
-    "dynamic": SamplingParams(temperature=0.9, dynamic_temperature_range=0.4),
-    "penalties": SamplingParams(top_p=0.97, repetition_penalty=1.3, logit_bias=((9, -inf), (77, 0.3))),
-}
 
 
 def found() -> VocabularyKernels:
@@ -140,71 +118,10 @@ def test_as_many_as_there_is_room_for_are_too_many(more: int) -> None:
             assert counted.others.tolist() == torch.nonzero(each == torch.tensor(0.1))[:, 0].tolist()
 
 
-@pytest.mark.parametrize("vocab", [300, 4096, 20_000])
-@pytest.mark.parametrize("spread", [0.05, 4.0])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_draws_are_those_of_torch(name: str, spread: float, vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = drawn(40, vocab, spread=spread, seed=len(name))
-
-    def draw() -> list[Drawn]:
-        return draw_tokens(logits, [row(replace(SETTINGS[name], seed=seed)) for seed in range(40)])
-
-    ours = draw()
-    for module in (drawing, moments):
-        monkeypatch.setattr(module, "kernels_for", lambda _: None)
-    theirs = draw()
-    assert [each.token_id for each in ours] == [each.token_id for each in theirs]
-    assert all(one.probability == pytest.approx(other.probability, rel=3e-6)
-               for one, other in zip(ours, theirs, strict=True))  # fmt: skip
-
-
-@pytest.mark.parametrize("name", [each for each in SETTINGS if each != "plain"])
-def test_rows_of_few_values_are_never_taken_token_by_token(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: FullRow, *_: object) -> None:
-        raise AssertionError("token by token")
-
-    monkeypatch.setattr(FullRow, "__init__", fail)
-    logits = drawn(4, 20_000, spread=0.05)
-    logits[2, 100:160] += 0.001  # as penalties leave some
-    assert len(draw_tokens(logits, [row(replace(SETTINGS[name], seed=seed)) for seed in range(4)])) == 4
-
-
-@pytest.mark.parametrize("vocab", [300, 4096])
-def test_plain_rows_of_a_small_vocabulary_are_drawn_together(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise AssertionError("row by row")
-
-    monkeypatch.setattr(drawing, "_draw_whole", fail)
-    logits = drawn(40, vocab)
-    rows = [row(replace(SETTINGS["plain"], seed=seed)) for seed in range(40)]
-    together = draw_tokens(logits, rows)
-    assert together == draw_tokens(logits, rows, highest=logits.amax(-1).tolist())
-    assert together == [draw_tokens(logits[at : at + 1], [each])[0] for at, each in enumerate(rows)], "in any company"
-
-
-def test_scores_of_many_rows_are_those_of_a_softmax() -> None:
-    logits, targets = drawn(150, 5000, spread=3.0), list(range(150))
-    scored = score(logits, targets, 3)
-    expected = torch.log_softmax(logits.double(), dim=-1)
-    assert all(each.logprob == pytest.approx(float(expected[at, at]), abs=1e-6) for at, each in enumerate(scored))
-    assert [each.logprob for each in score(logits[140:], targets[140:], 0)] == [each.logprob for each in scored[140:]]
-
-
-def test_kernels_are_made_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(racing, "vocabulary_kernels", lambda: asked.append(1))
-    Sampler(vocab=100)
-    assert not asked, "the tokens of a small vocabulary are looked at one by one"
-    Sampler(vocab=20_000)
-    assert asked
-
-
 def test_a_machine_without_kernels_draws_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "compiled", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("none here")))
     vocabulary_kernels.cache_clear()
     try:
         assert vocabulary_kernels() is None
-        assert kernels_for(drawn(1, 5000)) is None
-        assert len(draw_tokens(drawn(2, 5000), [row(SETTINGS["top_p"])] * 2)) == 2
     finally:
         vocabulary_kernels.cache_clear()

@@ -237,6 +237,7 @@ def test_an_abort_that_raises_clears_the_engine_and_serving_goes_on() -> None:
         assert ("a", 0) not in all_.deliveries.endings
 
 
+@pytest.mark.law("One ending")
 def test_a_sequence_that_the_engine_forgets_ends_with_an_error() -> None:
     with driven() as all_:
         all_.engine.forgets = True

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from collections.abc import Sequence as Items
 
 import pytest
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.counters import Counters
-from serve_app.engine.scheduler.queue import KeyOf, Lacks, WaitingQueue, lacks_nothing, no_debt
-from serve_app.engine.scheduler.sequence import Batch, Sequence
-from serve_app.engine.scheduler.turns import DebtOf, Rules
+from serve_app.engine.scheduler.fair_shares import FairShares
+from serve_app.engine.scheduler.policy import Policy, Rules
+from serve_app.engine.scheduler.sequence import Batch
 from tests.engine.simulated import Simulation
 
 A, B = Share(flow="a"), Share(flow="b")
@@ -30,6 +27,7 @@ def bound_of(simulation: Simulation, *, longest_prompt: int) -> float:
     return 2 * max(rules.prefill_weight * longest_prompt, rules.decode_weight * simulation.num_blocks * 16)
 
 
+@pytest.mark.law("Shares")
 @pytest.mark.parametrize("shapes", [((8, 200), (LONGEST_PROMPT, 4)), ((500, 50), (500, 50)), ((4, 4), (300, 300))])
 def test_backlogged_flows_of_any_shapes_are_served_alike_at_every_step(
     shapes: tuple[tuple[int, int], tuple[int, int]],
@@ -47,6 +45,7 @@ def test_backlogged_flows_of_any_shapes_are_served_alike_at_every_step(
     assert min(simulation.served.values()) > 3 * bound, "long enough to tell"
 
 
+@pytest.mark.law("Shares")
 def test_three_times_the_weight_is_three_times_the_service() -> None:
     simulation = Simulation(num_places=16)
     heavy = Share(flow="heavy", weight=3.0)
@@ -57,6 +56,7 @@ def test_three_times_the_weight_is_three_times_the_service() -> None:
     assert simulation.served["heavy"] / simulation.served["a"] == pytest.approx(3.0, rel=0.05)
 
 
+@pytest.mark.law("Shares")
 def test_a_flow_that_asked_for_nothing_is_owed_nothing() -> None:
     simulation = Simulation(num_places=16, num_blocks=320)
     bound = bound_of(simulation, longest_prompt=50)
@@ -106,7 +106,7 @@ def test_who_hops_between_adapters_cannot_push_one_that_stays_below_its_share() 
         simulation.step()
         served = simulation.served
         assert served.get("hopper", 0.0) - served.get("resident", 0.0) <= bound
-    usage = {each.flow: each for each in simulation.counters.accounts.report().flows}
+    usage = {each.flow: each for each in simulation.accounts.report().flows}
     assert usage["hopper"].num_swaps > 50
     assert usage["resident"].service == pytest.approx(usage["hopper"].service, rel=0.05), "swaps are paid by who hops"
     assert simulation.served["resident"] > simulation.served["hopper"]
@@ -128,6 +128,7 @@ def test_a_quantum_keeps_adapters_longer_where_not_all_have_a_slot() -> None:
     assert swaps(quantum=1000.0) < swaps(quantum=0.0) / 4
 
 
+@pytest.mark.law("Shares")
 @pytest.mark.parametrize("seconds", [5.0, 2.0])
 def test_classes_go_before_each_other_and_age_bounds_the_wait(seconds: float) -> None:
     simulation = Simulation(num_places=4, rules=Rules(age_s=seconds, quantum=0.0))
@@ -140,8 +141,8 @@ def test_classes_go_before_each_other_and_age_bounds_the_wait(seconds: float) ->
     while len(waits) < 5:
         keep_backlogged(simulation, now, 20, 20)
         simulation.step()
-        if mine.started_at is not None:
-            waits.append(mine.started_at - begun_at)
+        if mine.place.started_at is not None:
+            waits.append(mine.place.started_at - begun_at)
             begun_at, mine = simulation.now, simulation.ask(later, 20, 20)
     a_place_is_free_s = 25 * simulation.prices.step_s * 2
     assert all(2 * seconds <= wait <= 2 * seconds + a_place_is_free_s for wait in waits)
@@ -149,17 +150,17 @@ def test_classes_go_before_each_other_and_age_bounds_the_wait(seconds: float) ->
 
 def test_who_had_no_turn_for_the_longest_wait_is_next_though_new_flows_come_for_ever() -> None:
     simulation = Simulation(num_places=2, rules=Rules(max_wait_s=3.0, quantum=0.0))
-    simulation.counters.charge(A, 1e9)
+    simulation.policy.charge(A, 1e9)
     for number in range(4):
         simulation.ask(Share(flow=f"first{number}"), 20, 20)
     mine = simulation.ask(A, 20, 20)
     number = 0
-    while mine.started_at is None:
+    while mine.place.started_at is None:
         number += 1
         simulation.ask(Share(flow=f"new{number}"), 20, 20)
         simulation.step()
         assert simulation.now < 4.0
-    assert mine.started_at > 3.0
+    assert mine.place.started_at > 3.0
 
 
 def test_blocks_are_taken_back_from_who_is_furthest_above_its_share() -> None:
@@ -170,52 +171,37 @@ def test_blocks_are_taken_back_from_who_is_furthest_above_its_share() -> None:
     frugal = [simulation.ask(Share(flow=f"frugal{number}"), 16, 150) for number in range(2)]
     while simulation.scheduler.has_work:
         simulation.step()
-        assert all(each not in frugal for each in simulation.waiting if each.started_at is not None)
+        assert all(each not in frugal for each in simulation.waiting if each.place.started_at is not None)
     assert simulation.scheduler.num_preemptions > 0
     assert all(each.is_finished for each in (*frugal, *greedy))
 
 
 def test_a_lower_class_gives_way_before_a_greedier_flow_of_a_higher_one() -> None:
     simulation = Simulation()
-    simulation.counters.charge(A, 1e6)
+    simulation.policy.charge(A, 1e6)
     batch = Share(flow="b", priority="batch")
-    assert simulation.counters.furthest_above([A, batch, A, batch, A]) == 3
+    assert simulation.policy.victim([A, batch, A, batch, A]) == 3
 
 
 def test_of_one_flow_the_youngest_gives_way() -> None:
-    assert Simulation().counters.furthest_above([A] * 5) == 4
+    assert Simulation().policy.victim([A] * 5) == 4
 
 
-class FirstCome(WaitingQueue):
-    """The reference: the queue's own order and nothing else."""
-
-    def in_turn(
-        self, key_of: KeyOf, *, now: float, debt_of: DebtOf = no_debt, lacks: Lacks = lacks_nothing
-    ) -> Iterator[Sequence]:
-        return (each for each in list(self) if not lacks(each))
-
-
-class YoungestGives(Counters):
-    """The reference: who came last gives way."""
-
-    def furthest_above(self, running: Items[Share]) -> int:
-        return len(running) - 1
-
-
+@pytest.mark.law("Shares")
 @pytest.mark.parametrize("seed", range(4))
 def test_with_one_flow_every_step_is_that_of_first_come_first_served(seed: int) -> None:
     """Prompts, blocks, slots, aborts and preemption at random: the same spans in the same order, to the last."""
 
     def batches(*, is_reference: bool) -> list[list[tuple[str, int, int]]]:
         generator = random.Random(seed)
-        parts = {"queue_kind": FirstCome, "counters_kind": YoungestGives} if is_reference else {}
+        policy = Policy if is_reference else FairShares
         simulation = Simulation(
             num_places=6,
             num_blocks=40,
             num_slots=2,
             max_bypass_s=0.3,
             max_batch_tokens=48,
-            **parts,  # type: ignore[arg-type]
+            policy_kind=policy,
         )
         found = []
         for _ in range(600):

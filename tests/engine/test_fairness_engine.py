@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.api.listings import Moment
+from serve_app.api.listings import replica_state
 from serve_app.core.prompt import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
@@ -80,6 +80,7 @@ def drop_all(engine: Engine) -> None:
     engine.check_integrity()
 
 
+@pytest.mark.law("Shares")
 def test_flows_of_different_shapes_are_served_alike_at_every_step_of_real_text(engine: Engine) -> None:
     short = Backlog(engine, Share(flow="short"), "Tell me", max_tokens=60, adapters=(None,))
     long = Backlog(engine, Share(flow="long"), TEXT * 3, max_tokens=3, adapters=(None,))
@@ -110,6 +111,7 @@ def test_who_hops_between_real_adapters_leaves_the_other_its_share(engine: Engin
     drop_all(engine)
 
 
+@pytest.mark.law("Accounts")
 def test_no_flow_changes_a_text_and_accounts_add_up(engine: Engine) -> None:
     """Three flows of three classes beside each other, too many for the blocks; then each request alone."""
     before = engine.usage
@@ -157,6 +159,7 @@ class NoneBeyond(Pace):
         return 0
 
 
+@pytest.mark.law("Shares")
 def test_who_sits_out_for_others_says_the_same_later(roomy: Engine) -> None:
     job = [replace(request(f"j{number}", max_tokens=20), share=Share(flow="job")) for number in range(2)]
     asked = [*job, replace(request("q", max_tokens=20), share=Share(flow="question"))]
@@ -176,6 +179,7 @@ def test_who_sits_out_for_others_says_the_same_later(roomy: Engine) -> None:
     assert ended[0] == "q", "the job's two took turns beside it"
 
 
+@pytest.mark.law("Places")
 def test_a_question_does_not_wait_for_a_job_that_has_every_place_and_changes_none_of_its_texts(roomy: Engine) -> None:
     """Three texts of one flow on three places; somebody else asks."""
     engine = roomy
@@ -247,10 +251,4 @@ def test_what_is_told_of_completion_tokens_only_grows_whoever_has_them(roomy: En
 
 
 def _told_of(engine: Engine) -> int:
-    moment = Moment(
-        router="r", at=0.0, num_open=0, max_open=1, refused={}, queues=(), loading=(),
-        replicas=[(replica_card("r0"), engine.load)],
-    )  # fmt: skip
-    replicas = moment.body()["replicas"]
-    assert isinstance(replicas, list)
-    return int(replicas[0]["completion_tokens"])
+    return replica_state(replica_card("r0"), engine.load).completion_tokens

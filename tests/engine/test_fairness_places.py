@@ -9,11 +9,10 @@ import pytest
 
 from serve_app.core.shares import Priority, Share
 from serve_app.engine.config import SPARE_PART
-from serve_app.engine.scheduler import places as places_module
-from serve_app.engine.scheduler.counters import Counters
-from serve_app.engine.scheduler.places import AT_ONCE, PAID, Places
+from serve_app.engine.scheduler import fair_shares as fair_shares_module
+from serve_app.engine.scheduler.fair_shares import AT_ONCE, PAID, FairShares
+from serve_app.engine.scheduler.policy import Rules
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.scheduler.turns import Rules
 from tests.engine.simulated import Simulation
 
 LONG, SHORT = Share(flow="long"), Share(flow="short")
@@ -28,6 +27,7 @@ def steps_until_first_token(simulation: Simulation, asked: Sequence) -> int:
     return simulation.num_steps - before
 
 
+@pytest.mark.law("Places")
 @pytest.mark.parametrize("num_long", [PLACES, 3 * PLACES])
 def test_a_short_question_beside_a_long_job_waits_a_quantum_and_not_for_the_job(num_long: int) -> None:
     waits = {}
@@ -99,26 +99,27 @@ def test_who_gave_its_place_goes_on_where_it_was() -> None:
     simulation.run(100)
     num_before = simulation.num_tokens
     steps_until_first_token(simulation, simulation.ask(SHORT, 20, 4))
-    assert sum(each.holding is None for each in job) == simulation.scheduler.num_preemptions == 1
+    assert sum(each.place.holding is None for each in job) == simulation.scheduler.num_preemptions == 1
     simulation.drain()
     assert [each.num_generated for each in job] == [300, 300]
     computed_twice = simulation.num_tokens - num_before - (2 * 300 - 2 * 98) - 20 - 4
     assert computed_twice <= simulation.store.block_size
 
 
+@pytest.mark.law("Places")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flow_gives_a_few_places_and_one_for_each_quantum_of_its_own_and_little_is_computed_twice(seed: int) -> None:
     """Flows of all classes and weights, short and long, who come and go: no more is given than was had."""
     drawn = random.Random(seed)
     simulation = Simulation(num_places=8, num_blocks=4000, prefix_cache=True, rules=Rules(age_s=1.0, max_wait_s=5.0))
     given = dict[str, int]()
-    note_given = simulation.scheduler._admission.places.note_given
+    note_given = simulation.policy.note_given
 
     def noted(flow: str) -> None:
         given[flow] = given.get(flow, 0) + 1
         note_given(flow)
 
-    simulation.scheduler._admission.places.note_given = noted  # type: ignore[method-assign]
+    simulation.policy.note_given = noted  # type: ignore[method-assign]
     shares = [
         Share(flow=f"f{each}", weight=1 + each % 3, priority=("interactive", "standard", "batch")[each % 3])
         for each in range(7)
@@ -132,7 +133,7 @@ def test_a_flow_gives_a_few_places_and_one_for_each_quantum_of_its_own_and_littl
         simulation.step()
         for flow, number in given.items():
             of_its_own = (number - AT_ONCE) * simulation.rules.quantum
-            assert of_its_own <= simulation.counters.accounts.service_of(flow)
+            assert of_its_own <= simulation.service_of(flow)
     simulation.drain()
     assert all(each.is_finished for each in asked)
     assert sum(given.values()) >= 10
@@ -193,68 +194,68 @@ def test_contexts_that_do_not_fit_the_cache_together_are_not_computed_again_and_
 
 
 @pytest.fixture
-def places() -> Places:
-    counters = Counters(Rules(quantum=100.0))
-    counters.charge(LONG, 500.0)
-    counters.charge(SHORT, 350.0)
-    return Places(counters)
+def places() -> FairShares:
+    policy = FairShares(Rules(quantum=100.0))
+    policy.charge(LONG, 500.0)
+    policy.charge(SHORT, 350.0)
+    return policy
 
 
-def giver(places: Places, running: list[Share], claimant: Share, **debts: float) -> int | None:
+def giver(places: FairShares, running: list[Share], claimant: Share, **debts: float) -> int | None:
     """debts: of each of a flow's places"""
     owed = [debts.get(share.flow, 0.0) for share in running]
     return places.giver(running, owed, claimant, resumes=lambda place: place != 3)
 
 
-def test_the_youngest_that_can_go_on_gives_its_place(places: Places) -> None:
+def test_the_youngest_that_can_go_on_gives_its_place(places: FairShares) -> None:
     assert giver(places, [LONG, LONG, LONG, LONG], SHORT) == 2
 
 
 @pytest.mark.parametrize("debt", [51.0, 500.0])
-def test_who_is_not_a_quantum_above_gives_nothing_debts_counted(places: Places, debt: float) -> None:
+def test_who_is_not_a_quantum_above_gives_nothing_debts_counted(places: FairShares, debt: float) -> None:
     assert giver(places, [SHORT, *[LONG] * 4], SHORT, short=debt) is None
     assert giver(places, [SHORT, LONG, LONG], SHORT, short=debt, long=debt - 50) is None, "without its own"
     assert giver(places, [SHORT, LONG, LONG], SHORT, short=debt, long=debt - 49) == 2
 
 
-def test_nobody_gives_who_would_have_fewer_places_for_its_weight(places: Places) -> None:
+def test_nobody_gives_who_would_have_fewer_places_for_its_weight(places: FairShares) -> None:
     assert giver(places, [LONG, SHORT], SHORT) is None
     assert giver(places, [LONG, LONG, SHORT], SHORT) == 1
     assert giver(places, [LONG, SHORT, SHORT], Share(flow="short", weight=3.0)) == 0
 
 
-def test_a_flow_gives_nothing_to_itself_and_after_a_few_pays_for_each(places: Places) -> None:
+def test_a_flow_gives_nothing_to_itself_and_after_a_few_pays_for_each(places: FairShares) -> None:
     assert giver(places, [LONG, LONG], LONG) is None
     for _ in range(AT_ONCE):
         assert giver(places, [LONG, LONG], SHORT) == 1
         places.note_given("long")
     assert giver(places, [LONG, LONG], SHORT) is None
-    places._counters.charge(LONG, 100.0)
+    places.charge(LONG, 100.0)
     assert giver(places, [LONG, LONG], SHORT) == 1
-    places.note_lost("long", 10)
+    places.note_recomputed("long", 10)
     assert giver(places, [LONG, LONG], SHORT) is None
-    places._counters.charge(LONG, 10 * PAID)
+    places.charge(LONG, 10 * PAID)
     assert giver(places, [LONG, LONG], SHORT) == 1
 
 
-def test_a_lower_class_gives_before_a_greedier_flow_and_a_higher_one_never(places: Places) -> None:
+def test_a_lower_class_gives_before_a_greedier_flow_and_a_higher_one_never(places: FairShares) -> None:
     batch, now = Share(flow="batch", priority="batch"), Share(flow="now", priority="interactive")
-    places._counters.charge(batch, 120.0)
-    places._counters.charge(now, 9000.0)
+    places.charge(batch, 120.0)
+    places.charge(now, 9000.0)
     assert giver(places, [batch, LONG, now], SHORT) == 0
     assert giver(places, [now, now], SHORT) is None
 
 
-def test_what_is_known_of_flows_that_gave_is_bounded(places: Places) -> None:
-    for number in range(3 * places_module.MAX_KNOWN):
+def test_what_is_known_of_flows_that_gave_is_bounded(places: FairShares) -> None:
+    for number in range(3 * fair_shares_module.MAX_GIVERS):
         share = Share(flow=f"f{number}")
-        places._counters.charge(share, 500.0)
+        places.charge(share, 500.0)
         places.note_given(share.flow)
-        places._counters.charge(share, 500.0)
-    assert len(places._paid_at) <= places_module.MAX_KNOWN
-    for number in range(3 * places_module.MAX_KNOWN):
+        places.charge(share, 500.0)
+    assert len(places._budgets) <= fair_shares_module.MAX_GIVERS
+    for number in range(3 * fair_shares_module.MAX_GIVERS):
         places.note_given(f"gone{number}")
-    assert len(places._paid_at) <= places_module.MAX_KNOWN
+    assert len(places._budgets) <= fair_shares_module.MAX_GIVERS
 
 
 @pytest.mark.parametrize("served_before", [0.0, 1000.0])
@@ -263,7 +264,7 @@ def test_a_crowd_that_came_first_leaves_places_at_once_to_many_who_come_behind_i
     simulation = Simulation(num_places=32, prefix_cache=True)
     others = [Share(flow=f"f{number}") for number in range(15)]
     for share in others:
-        simulation.counters.charge(share, served_before)
+        simulation.policy.charge(share, served_before)
     for _ in range(300):
         simulation.ask(LONG, 8, 64)
     simulation.run(3)

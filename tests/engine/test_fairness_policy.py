@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -14,15 +15,24 @@ from hypothesis import strategies as st
 from serve_app.core.ledger import REST, FlowUsage, Spent, UsageReport
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler import accounting as accounts_module
-from serve_app.engine.scheduler import counters as counters_module
-from serve_app.engine.scheduler.accounting import Account, Accounts, charge
-from serve_app.engine.scheduler.counters import Counters
-from serve_app.engine.scheduler.filling import LEAST_LUMP, MOST_LUMPS, Claim, filled
+from serve_app.engine.scheduler import fair_shares as fair_shares_module
+from serve_app.engine.scheduler.accounting import Account, Accounts, attribute
+from serve_app.engine.scheduler.fair_shares import LEAST_LUMP, MOST_LUMPS, FairShares
+from serve_app.engine.scheduler.policy import Claim, Key, Rules, divided
 from serve_app.engine.scheduler.sequence import Batch, Span
-from serve_app.engine.scheduler.turns import A_MOMENT_S, Rules, Standing, next_rise, turn_key
 from tests.engine.simulated import Simulation
 
 PRIORITIES = st.sampled_from(["interactive", "standard", "batch"])
+
+
+class Standing(NamedTuple):
+    share: Share
+    counter: float
+    since: float
+    is_kept: bool
+    number: int
+
+
 STANDINGS = st.builds(
     Standing,
     share=st.builds(Share, flow=st.sampled_from("abc"), priority=PRIORITIES),
@@ -33,11 +43,18 @@ STANDINGS = st.builds(
 )
 
 
+def turn_key(standing: Standing, rules: Rules) -> Key:
+    share, counter, since, is_kept, number = standing
+    policy = FairShares(rules)
+    policy.charge(share, counter)
+    return policy.turn_key(share, owed=0.0, since=since, is_kept=is_kept, number=number, now=0.0)
+
+
 @given(left=STANDINGS, right=STANDINGS)
 def test_no_difference_of_service_or_turn_comes_before_age_and_class(left: Standing, right: Standing) -> None:
     rules = Rules()
     ranks = {"interactive": 0, "standard": 1, "batch": 2}
-    one, other = turn_key(left, rules, now=0.0), turn_key(right, rules, now=0.0)
+    one, other = turn_key(left, rules), turn_key(right, rules)
     if -left.since > rules.max_wait_s:
         assert right.since < left.since or one <= other or right.number < left.number
     elif -right.since <= rules.max_wait_s and left.since <= right.since:
@@ -46,18 +63,6 @@ def test_no_difference_of_service_or_turn_comes_before_age_and_class(left: Stand
             assert one[0] <= other[0] or aged <= 0
         if left.share.priority == right.share.priority and left.counter + rules.quantum < right.counter:
             assert one < other, "a quantum is all that a turn is worth"
-
-
-@given(STANDINGS, st.floats(0, 200))
-def test_between_two_rises_age_changes_no_key(standing: Standing, now: float) -> None:
-    """So nobody has to be looked at for being older alone."""
-    rules = Rules()
-    rises_at = next_rise(standing.since, rules, now=now)
-    assert rises_at > now
-    just_before = max(now, rises_at - 2 * A_MOMENT_S)
-    assert turn_key(standing, rules, now=now) == turn_key(standing, rules, now=just_before)
-    waited_s = rises_at - standing.since
-    assert waited_s > rules.max_wait_s or int(waited_s / rules.age_s) > int((now - standing.since) / rules.age_s)
 
 
 @given(
@@ -76,7 +81,8 @@ def test_a_step_is_given_out_whole_and_brings_counters_together(
         Claim(key=(rank, counter, number), weight=weight, wanted=tokens)
         for number, (rank, counter, weight, tokens) in enumerate(wanted)
     ]
-    given_out = filled(claims, amount, price=price)
+    lump = max(LEAST_LUMP, amount // MOST_LUMPS)
+    given_out = divided(claims, amount, price=price, lump=lump)
     assert sum(given_out) == min(amount, sum(claim.wanted for claim in claims))
     after = []
     for claim, tokens in zip(claims, given_out, strict=True):
@@ -87,9 +93,7 @@ def test_a_step_is_given_out_whole_and_brings_counters_together(
             for other, others_tokens, others_level in zip(claims, given_out, after, strict=True):
                 if others_tokens:
                     assert other.key[0] <= claim.key[0]
-                    slack = (len(claims) + amount + max(LEAST_LUMP, amount // MOST_LUMPS)) * price / min(
-                        claim.weight, other.weight
-                    ) + 1e-6 * others_level
+                    slack = lump * price / other.weight + 1e-6 * others_level
                     assert other.key[0] < claim.key[0] or others_level <= level + slack
 
 
@@ -102,36 +106,37 @@ COMMANDS = st.lists(
 def test_counters_never_fall_and_who_begins_to_wait_is_a_quantum_below_somebody_at_most(
     commands: list[tuple[str, str, float]],
 ) -> None:
-    counters, lines = Counters(), dict.fromkeys("abcd", 0)
+    counters, lines = FairShares(), dict.fromkeys("abcd", 0)
     for command, flow, service in commands:
-        before = {each: counters.of(each) for each in lines}
+        before = {each: counters.counter_of(each) for each in lines}
         if command == "enter":
             waiting = [before[each] for each in lines if lines[each]]
-            counters.enter(flow)
+            counters.enter(Share(flow=flow))
             if not lines[flow] and waiting:
-                assert counters.of(flow) == max(before[flow], min(waiting) - counters.rules.quantum)
+                assert counters.counter_of(flow) == max(before[flow], min(waiting) - counters.rules.quantum)
             lines[flow] += 1
         elif command == "leave" and lines[flow]:
-            counters.leave(flow)
+            counters.leave(Share(flow=flow))
             lines[flow] -= 1
         elif command == "charge":
             counters.charge(Share(flow=flow, weight=2.0), service)
-            assert counters.of(flow) == pytest.approx(before[flow] + service / 2)
-        assert all(counters.of(each) >= before[each] for each in lines)
+            assert counters.counter_of(flow) == pytest.approx(before[flow] + service / 2)
+        assert all(counters.counter_of(each) >= before[each] for each in lines)
         assert counters.gap >= 0
 
 
 def test_flows_that_came_and_went_are_forgotten_and_debts_are_not() -> None:
-    counters = Counters()
+    counters = FairShares()
     counters.charge(Share(flow="debtor"), 1e9)
-    for number in range(5 * counters_module.MAX_KNOWN):
-        counters.enter(f"f{number}")
+    for number in range(5 * fair_shares_module.MAX_KNOWN):
+        counters.enter(Share(flow=f"f{number}"))
         counters.charge(Share(flow=f"f{number}"), number % 7)
-        counters.leave(f"f{number}")
-    assert len(counters._counters) <= counters_module.MAX_KNOWN + 1
-    assert counters.of("debtor") == 1e9
+        counters.leave(Share(flow=f"f{number}"))
+    assert len(counters._counters) <= fair_shares_module.MAX_KNOWN + 1
+    assert counters.counter_of("debtor") == 1e9
 
 
+@pytest.mark.law("Accounts")
 @given(
     steps=st.lists(
         st.tuples(
@@ -145,14 +150,14 @@ def test_attributed_and_idle_time_is_the_elapsed_time_to_the_nanosecond(
 ) -> None:
     now = 17
     accounts = Accounts(lambda: now)
-    counters = Counters(accounts=accounts)
+    policy = FairShares()
     attributed = dict.fromkeys("abcde", 0.0)
     for idle_ns, spent_ns, rows in steps:
         now += idle_ns
         since_ns = now
         now += spent_ns
         if rows:
-            assert charge(batch_of(rows), counters, since_ns=since_ns) == spent_ns
+            assert attribute(batch_of(rows), policy, accounts, since_ns=since_ns) == spent_ns
             for flow, num_rows in rows.items():
                 attributed[flow] += spent_ns * num_rows / sum(rows.values())
         report = accounts.report()
@@ -160,7 +165,7 @@ def test_attributed_and_idle_time_is_the_elapsed_time_to_the_nanosecond(
         assert report.idle_ns + sum(usage.engine_ns for usage in report.flows) == report.elapsed_ns
     for usage in accounts.report().flows:
         assert usage.engine_ns == pytest.approx(attributed[usage.flow], abs=len(steps) + 1)
-        assert counters.of(usage.flow) == usage.service == usage.num_rows
+        assert policy.counter_of(usage.flow) == usage.service == usage.num_rows
 
 
 def batch_of(rows: dict[str, int]) -> Batch:
@@ -186,6 +191,7 @@ def test_so_many_accounts_are_kept_and_no_token_is_lost() -> None:
     assert few.bounded(1) is few
 
 
+@pytest.mark.law("All time is somebody's")
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2)), max_size=60), st.integers(1, 4))
 def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tuple[str, int]], most: int) -> None:
     """It asks now and then, and again where an answer was lost; in the end it knows what there is."""
@@ -208,7 +214,7 @@ def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tup
 
 
 def test_the_policy_needs_no_torch() -> None:
-    names = ("turns", "counters", "filling", "accounting")
+    names = ("policy", "fair_shares", "accounting")
     lines = [f"import serve_app.engine.scheduler.{name}" for name in names]
     found = subprocess.run(
         [sys.executable, "-c", "; ".join([*lines, "import sys; print('torch' in sys.modules)"])],

@@ -17,8 +17,7 @@ from serve_app.engine.gpu.block_tables import BlockTables
 from serve_app.engine.gpu.decode_rows import DecodeRows
 from serve_app.engine.gpu.graphs import DecodeGraphs, Replay, sizes_up_to
 from serve_app.engine.kv.groups import Reading
-from serve_app.engine.lora.plan import Mix, Resident
-from serve_app.engine.lora.tiles import lay_rows, lay_tiles
+from serve_app.engine.lora.plan import Mix, Resident, lay_rows, lay_tiles
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, complete, config, make_engine, request, sequences
 

@@ -14,7 +14,7 @@ import pytest
 
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Image
-from serve_app.engine.vision.tower import MAX_SCANS, SCAN, decode, open_image, without_own_bound
+from serve_app.engine.vision.tower import MAX_SCANS, SCAN, open_image, pixels_of, without_own_bound
 from tests.pictures import file_of, picture
 
 MAX_PIXELS = 10_000
@@ -31,7 +31,7 @@ def named(data: bytes) -> Image:
 
 def decoded(data: bytes) -> PIL.Image.Image:
     image = named(data)
-    return decode(open_image(image, max_pixels=MAX_PIXELS), image)
+    return pixels_of(open_image(image, max_pixels=MAX_PIXELS), image)
 
 
 def chunk(name: bytes, data: bytes) -> bytes:

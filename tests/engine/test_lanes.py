@@ -84,6 +84,7 @@ def _most_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.law("Budget")
 @pytest.mark.parametrize("shape", [UNIFORM, MIXED], ids=["uniform", "mixed"])
 def test_the_budget_bounds_what_is_really_held_whatever_moves(shape: KeyValueShape) -> None:
     num_blocks = 64 * MIB // (shape.bytes_per_token(torch.float32) * BLOCK_SIZE)

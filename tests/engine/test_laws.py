@@ -72,6 +72,7 @@ def random_request(generator: random.Random, name: str) -> tuple[GenerationReque
     return asked, prompt
 
 
+@pytest.mark.law("Company")
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -171,6 +172,7 @@ def test_a_failing_step_ends_its_sequences_with_an_error_and_the_engine_goes_on(
     )
 
 
+@pytest.mark.law("Isolation")
 def test_a_row_that_is_no_number_fails_alone() -> None:
     engine = make_engine(config(DEMO), runner=PoisoningRunner)
     for name in ("poisoned", "healthy"):
@@ -184,6 +186,7 @@ def test_a_row_that_is_no_number_fails_alone() -> None:
     engine.check_integrity()
 
 
+@pytest.mark.law("Whole text")
 def test_shown_text_ends_before_the_stop_and_logprobs_with_it() -> None:
     engine = make_engine(config(DEMO))
     prompt = engine.tokenizer.encode(Prompt(parts=("Once upon a time",)))  # type: ignore[attr-defined]

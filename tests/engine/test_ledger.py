@@ -88,6 +88,7 @@ def test_two_chains_of_the_same_tokens_are_cached_once() -> None:
     ledger.check_integrity([])
 
 
+@pytest.mark.law("Conservation")
 @pytest.mark.parametrize("seed", range(5))
 def test_random_use_conserves_blocks(seed: int) -> None:
     generator = random.Random(seed)

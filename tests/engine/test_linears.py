@@ -107,6 +107,7 @@ def test_linears_that_differ_in_bias_or_input_are_not_joined() -> None:
     assert not can_join([nn.Linear(4, 2), None])
 
 
+@pytest.mark.law("One model")
 @pytest.mark.parametrize("is_tied", [False, True])
 @torch.inference_mode()
 def test_a_model_that_was_laid_out_gives_its_own_logits_and_holds_no_weight_twice(is_tied: bool) -> None:

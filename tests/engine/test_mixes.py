@@ -12,8 +12,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from serve_app.engine.lora.adapter import weight_of
-from serve_app.engine.lora.weights import read_weights
+from serve_app.engine.lora.adapter import read_weights, weight_of
 from tests.engine.adapter_files import load_adapter
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 from tests.engine.test_adapters import PROMPTS, VARIANTS, train_nothing
@@ -92,6 +91,7 @@ def merged_mix(random_models: Path, folders: dict[str, Path], mix: dict[str, flo
     return greedy(model)
 
 
+@pytest.mark.law("Adapters")
 @pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT has opinions on several adapters
 def test_mixes_beside_each_other_each_equal_pefts_own_weighted_sum(
     random_models: Path, folders: dict[str, Path]

@@ -22,6 +22,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.law("Budget")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("kv_cache_bytes", [64 << 20, (1 << 30) - 1, 7 * 10**9])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

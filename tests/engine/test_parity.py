@@ -50,6 +50,7 @@ def check_parity(folder: Path, **limits: object) -> object:
     return engine
 
 
+@pytest.mark.law("Company")
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_greedy_equals_generate_under_preemption(architecture: str, random_models: Path) -> None:
     from serve_app.engine.decoder.loading import load_model

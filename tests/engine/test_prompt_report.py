@@ -34,7 +34,7 @@ def report(tokenizer: TextTokenizer, asked: GenerationRequest, shown: range | No
     """What is said of a prompt whose tokens were scored."""
     ids = tokenizer.encode(asked.prompt)
     one = Sequence(asked, ids, sample=0, max_tokens=0, detokenizer=tokenizer.detokenizer(ids), shown_prompt=shown)
-    one.prompt_logprobs = [
+    one.shown.prompt_logprobs = [
         TokenLogprob(token_id=id_, text=tokenizer.token_text(id_), logprob=-1.0, offset=0) for id_ in ids[1:]
     ]
     said = PromptReporter(tokenizer).report(one)

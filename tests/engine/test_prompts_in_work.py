@@ -42,6 +42,7 @@ def num_computed(engine: Engine, asked: list[GenerationRequest]) -> int:
     return total
 
 
+@pytest.mark.law("Computed once")
 def test_equal_prompts_that_come_together_are_computed_once(random_models: Path) -> None:
     asked = [request(f"{i}", max_tokens=4) for i in range(6)]
     rest = len(PROMPT) % 16
@@ -51,6 +52,7 @@ def test_equal_prompts_that_come_together_are_computed_once(random_models: Path)
     assert num_computed(engine_of(random_models), uncached) == 6 * len(PROMPT), "who wants none of it waits for none"
 
 
+@pytest.mark.law("Computed once")
 def test_a_long_prefix_of_prompts_that_come_together_is_computed_once(random_models: Path) -> None:
     """Whoever was first, the others find what they share and do not wait for one another's ends."""
     engine = engine_of(random_models, max_batch_tokens=512)
@@ -88,6 +90,7 @@ def steps_of(engine: Engine) -> list[int]:
     return computed
 
 
+@pytest.mark.law("Computed once")
 @pytest.mark.parametrize("storage", ["lanes", "pages"])
 def test_many_ends_of_prompts_on_one_prefix_are_computed_in_one_step_with_the_first_ones(
     storage: str, random_models: Path
@@ -194,6 +197,7 @@ def test_another_prompt_does_not_wait_beside_them(random_models: Path) -> None:
     assert [each.request.request_id for each in engine._scheduler.running] == ["first", "other", "short", "long"]
 
 
+@pytest.mark.law("Computed once")
 @pytest.mark.parametrize("is_aborted", [True, False])
 def test_where_the_first_one_goes_the_next_computes_it(is_aborted: bool, random_models: Path) -> None:
     engine = engine_of(random_models)

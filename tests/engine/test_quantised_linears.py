@@ -58,6 +58,7 @@ def test_int4_differs_from_its_dequantised_weight_by_bfloat16_alone(outputs: int
     assert torch.allclose(linear(x), plain + bias, rtol=2**-7, atol=0.05)
 
 
+@pytest.mark.law("Few bits")
 @pytest.mark.parametrize("bits", BOTH)
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_a_row_is_the_same_to_its_last_bit_in_any_company(bits: Bits, outputs: int, inputs: int) -> None:

@@ -94,6 +94,7 @@ def assert_follows(own: Any, prompt: list[int], tokens: list[int]) -> None:
     assert float((logits.amax(1) - chosen).max()) < TIE
 
 
+@pytest.mark.law("Few bits")
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_greedy_tokens_are_the_references_likeliest_in_company_chunks_and_hits(bits: Bits) -> None:
     engine = make_engine(config(DEMO, weights=bits))
@@ -109,6 +110,7 @@ def test_greedy_tokens_are_the_references_likeliest_in_company_chunks_and_hits(b
         assert_follows(own, ids, alone.token_ids)
 
 
+@pytest.mark.law("Few bits")
 def test_adapters_beside_each_other_follow_peft_on_the_dequantised_base() -> None:
     names = ["pirate", "shout", "json"]
     engine = make_engine(config(DEMO, weights="int8"), {name: DEMO_ADAPTERS / name for name in names})

@@ -125,6 +125,7 @@ def check(folder: Path, *, max_tokens: int = 5, **limits: Any) -> Any:
     return engine
 
 
+@pytest.mark.law("Records")
 @pytest.mark.parametrize("family", [*MIXTURES, *DENSE])
 def test_every_position_equals_a_direct_forward_in_chunks_forks_and_company(
     family: str, folder: Callable[[str], Path]
@@ -132,6 +133,7 @@ def test_every_position_equals_a_direct_forward_in_chunks_forks_and_company(
     check(folder(family))
 
 
+@pytest.mark.law("Records")
 @pytest.mark.parametrize("storage", ["lanes", "pages"])
 def test_every_position_equals_a_direct_forward_under_preemption(storage: str, folder: Callable[[str], Path]) -> None:
     path = folder("qwen3_moe")
@@ -170,6 +172,7 @@ def test_an_echo_of_the_last_tokens_has_the_states_of_these(folder: Callable[[st
     assert_close(states_of(recording_of(outcome)), direct.states(prompt + outcome.token_ids[:-1])[-4:])
 
 
+@pytest.mark.law("Records")
 @pytest.mark.parametrize("max_batch_tokens", [7, 40, 512])
 def test_the_mean_is_the_same_in_any_chunks_and_whatever_is_cached(
     max_batch_tokens: int, folder: Callable[[str], Path]
@@ -258,6 +261,7 @@ def states_by(model: Any, prompt: list[int]) -> Tensor:
     return states
 
 
+@pytest.mark.law("Records")
 def test_nothing_is_watched_in_steps_of_which_nobody_wants_anything(folder: Callable[[str], Path]) -> None:
     engine = make_engine(config(folder("mixtral")))
     seen: list[tuple[int, bool]] = []

@@ -42,6 +42,7 @@ def watched(simulation: Simulation, num_steps: int) -> list[Counter[str]]:
 ONE, MANY = Share(flow="one"), Share(flow="many")
 
 
+@pytest.mark.law("Shares")
 @pytest.mark.parametrize(("few", "many"), [(1, 63), (4, 60), (8, 24), (8, 56)])
 def test_rows_beyond_anothers_stretch_its_steps_by_no_more_than_they_may(few: int, many: int) -> None:
     made = running({ONE: few, MANY: many})
@@ -56,6 +57,7 @@ def test_rows_beyond_anothers_stretch_its_steps_by_no_more_than_they_may(few: in
     assert min(rows["many"] for rows in found) >= few
 
 
+@pytest.mark.law("Shares")
 def test_all_rows_of_a_flow_have_their_turns() -> None:
     made = running({ONE: 1, MANY: 63})
     watched(made, 20)

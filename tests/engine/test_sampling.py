@@ -60,6 +60,7 @@ def mixed_rows(count: int) -> list[Sequence]:
     ]
 
 
+@pytest.mark.law("Determinism")
 def test_a_row_draws_the_same_token_alone_and_in_company() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(60, 5000, generator=generator) * 3
@@ -76,6 +77,7 @@ def test_mixed_rows_of_one_seed_draw_the_same_tokens_again() -> None:
     assert Sampler().choose(logits, mixed_rows(40)) == Sampler().choose(logits, mixed_rows(40))
 
 
+@pytest.mark.law("Truth of the chain")
 @pytest.mark.parametrize(
     "sampling",
     [
@@ -107,6 +109,7 @@ def key_of(seed: int) -> int:
     return key(seed, prompt_index=0, sample=0, position=0)
 
 
+@pytest.mark.law("Determinism")
 def test_uniforms_are_flat_and_differ_in_every_counter() -> None:
     numbers = [
         uniform(seed, prompt_index=prompt, sample=sample, position=position, stream=stream)
@@ -162,6 +165,7 @@ def test_logprobs_are_those_of_the_raw_distribution() -> None:
         assert [token for token, _ in entry.top] == best
 
 
+@pytest.mark.law("Determinism")
 def test_a_seed_reproduces_and_samples_of_one_request_differ() -> None:
     engine = make_engine(config(DEMO))
     prompt = list(range(40, 60))

@@ -99,6 +99,7 @@ def test_finding_all_runs_takes_linear_work(tokens: list[int]) -> None:
     assert 0 < counted.lookups <= 4 * len(tokens)
 
 
+@pytest.mark.law("Bounded work")
 @pytest.mark.parametrize("window", [None, 500])
 @pytest.mark.parametrize("tokens", [[A] * 3000, [A, B] * 1500, [A, *range(3000)]])
 def test_a_step_looks_at_few_tokens_however_repetitive_the_text_is(tokens: list[int], window: int | None) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from serve_app.core.request import SamplingParams, StopParams
 from serve_app.engine.sampling.draw import Drawn
-from serve_app.engine.sampling.masking import EXHAUSTED, is_allowed, restrict, unpacked
-from serve_app.engine.sampling.masks import StepMasks
+from serve_app.engine.sampling.masks import EXHAUSTED, StepMasks, is_allowed, restrict, unpacked
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.sampling_reference import row

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from serve_app.core.request import LogprobParams, SamplingParams
-from serve_app.engine.sampling.mirostat import next_mu
 from serve_app.engine.sampling.sampler import Sampler
+from serve_app.engine.sampling.stages import next_mu
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request, sequences
 from tests.engine.sampling_reference import distribution, row

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.request import DryParams, SamplingParams, StopParams
-from serve_app.engine.sampling.counts import TokenCounts
 from serve_app.engine.sampling.draw import Drawn
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.masking import Exhausted
+from serve_app.engine.sampling.masks import Exhausted
 from serve_app.engine.sampling.sampler import Sampler
+from serve_app.engine.sampling.state import TokenCounts
 from tests.engine.sampling_reference import edited, row
 
 pytestmark = pytest.mark.slow

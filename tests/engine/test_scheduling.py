@@ -74,6 +74,7 @@ def first_token_steps(engine: Engine, names: set[str], *, max_steps: int = 400) 
     raise AssertionError(f"no token for {names - found.keys()} in {max_steps} steps")
 
 
+@pytest.mark.law("Nobody is held up")
 def test_a_short_prompt_does_not_wait_for_a_long_one_before_it(engine: Engine) -> None:
     engine.add(sequences(engine, request("long", max_tokens=1), prompt(1500)))
     engine.step()
@@ -111,6 +112,7 @@ def test_prompt_work_beside_decoding_sequences_keeps_to_the_pace(engine: Engine)
     engine.check_integrity()
 
 
+@pytest.mark.law("Nobody is held up")
 def test_a_request_that_waits_for_an_adapters_slot_holds_nobody_up(engine: Engine) -> None:
     engine.add(sequences(engine, request("resident", max_tokens=60, adapter="pirate"), prompt(5)))
     engine.step()
@@ -149,6 +151,7 @@ def test_a_request_that_waits_for_blocks_holds_up_no_smaller_one_and_is_served(i
     assert set(order) == {"first", "large", *(f"s{number}" for number in range(30))}
 
 
+@pytest.mark.law("Isolation")
 @pytest.mark.parametrize("end", ["abort", "pause"])
 def test_numbers_that_are_none_reach_nobody_after_their_owner_is_gone(engine: Engine, end: str) -> None:
     expected = complete(engine, [(request("alone", max_tokens=20), prompt(30))])["alone", 0].token_ids
@@ -156,9 +159,9 @@ def test_numbers_that_are_none_reach_nobody_after_their_owner_is_gone(engine: En
     engine.add(sequences(engine, request("bystander", max_tokens=50), prompt(50, 1)))
     engine.step()
     bad = next(each for each in engine._scheduler.running if each.request.request_id == "bad")
-    assert bad.holding is not None
+    assert bad.place.holding is not None
     storage = engine._store.storage
-    places = torch.tensor(list(storage.places(bad.holding, 0, 41)))
+    places = torch.tensor(list(storage.places(bad.place.holding, 0, 41)))
     for layer, shape in enumerate(engine.model.shape.layers):
         storage.write(layer, places, torch.full((41, shape.heads, shape.key_dim), torch.nan),
                       torch.full((41, shape.heads, shape.value_dim), torch.nan))  # fmt: skip
@@ -196,7 +199,7 @@ def test_what_ended_in_a_step_is_told_even_where_another_cannot_be_settled(engin
     (sibling,) = sequences(engine, request("broken", max_tokens=2), prompt(10))
     sibling.request = replace(sibling.request, model=None)  # type: ignore[arg-type]  # what cannot be started
     sibling.sample = 1
-    broken.siblings = [sibling]
+    broken.forks = [sibling]
     deltas = engine.step()
     told = {delta.request_id: delta for delta in deltas}
     assert told["whole"].finish is not None
@@ -248,7 +251,7 @@ def test_a_sequence_whose_text_cannot_be_made_fails_alone(engine: Engine) -> Non
         engine.add(sequences(engine, request(name, max_tokens=6), prompt(10)))
     engine.step()
     broken = next(each for each in engine._scheduler.running if each.request.request_id == "broken")
-    broken.detokenizer = None  # type: ignore[assignment]
+    broken.shown.detokenizer = None  # type: ignore[assignment]
     outcomes = drain(engine)
     assert isinstance(outcomes["broken", 0].deltas[-1].error, EngineFailed)
     assert outcomes["whole", 0].finish is not None

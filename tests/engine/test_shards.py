@@ -16,7 +16,7 @@ from serve_app.core.request import LogprobParams, RecordParams
 from serve_app.engine.decoder.loading import load_model, load_with
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.tensor_parallel.workers import Crew
+from serve_app.engine.tensor_parallel.workers import Workers
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
@@ -42,16 +42,16 @@ MODELS = (
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
-    """One follower for all tests: to start it takes longer than all that they compute."""
-    made = Crew(2, torch.device("cpu"), threads=1)
+def workers() -> Iterator[Workers]:
+    """One worker for all tests: to start it takes longer than all that they compute."""
+    made = Workers(2, torch.device("cpu"), threads=1)
     yield made
     made.close()
 
 
-def engine_of(folder: Path, adapters: dict[str, Path], crew: Crew | None, **changes: object) -> Engine:
-    settings = config(folder, tensor_parallel=1 if crew is None else 2, **changes)
-    model = load_model(settings) if crew is None else load_with(crew, settings)
+def engine_of(folder: Path, adapters: dict[str, Path], workers: Workers | None, **changes: object) -> Engine:
+    settings = config(folder, tensor_parallel=1 if workers is None else 2, **changes)
+    model = load_model(settings) if workers is None else load_with(workers, settings)
     found = [replace(read_adapter(path, root=path.parent), version=name) for name, path in adapters.items()]
     bound, cards = bind_adapters(found, model.module, shard=model.shard)
     assert [card.reason for card in cards] == [None] * len(found)
@@ -96,8 +96,9 @@ def values(outcome: Outcome) -> list[float]:
     return [value for entry in entries for value in (entry.logprob or 0.0, *(other.logprob for other in entry.top))]
 
 
+@pytest.mark.law("Shards")
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.label)
-def test_two_shards_give_the_tokens_and_scores_of_one(model: Family, crew: Crew, tmp_path: Path) -> None:
+def test_two_shards_give_the_tokens_and_scores_of_one(model: Family, workers: Workers, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_model(model.name, model.settings, folder, seed=model.seed)
     whole = load_model(config(folder))
@@ -107,36 +108,36 @@ def test_two_shards_give_the_tokens_and_scores_of_one(model: Family, crew: Crew,
     }
     per_block = whole.shape.bytes_per_token(whole.dtype) * 16
     limits = {"max_adapters": 2, "kv_cache_bytes": per_block * 40}
-    divided = engine_of(folder, adapters, crew, **limits)
+    divided = engine_of(folder, adapters, workers, **limits)
     assert divided.model.shape.layers[0].heads == max(1, whole.shape.layers[0].heads // 2)
     names = list(adapters)
     check_same(run(divided, names), run(engine_of(folder, adapters, None, **limits), names))
     assert divided.load.num_prefix_hit_tokens > 0
 
 
-def test_random_schedules_keep_the_laws_where_a_model_is_divided(crew: Crew) -> None:
+def test_random_schedules_keep_the_laws_where_a_model_is_divided(workers: Workers) -> None:
     folders = {name: DEMO_ADAPTERS / name for name in adapter_names() if name is not None}
     limits = {"max_batch_tokens": 17, "kv_cache_bytes": 6 * 2 * (32 + 32) * 4 * 16 * 12, "max_num_sequences": 6}
-    engine = engine_of(DEMO, folders, crew, max_adapters=2, speculation="prompt_lookup", **limits)
+    engine = engine_of(DEMO, folders, workers, max_adapters=2, speculation="prompt_lookup", **limits)
     engine.speculator.costs = FreeGuesses()
     for seed in range(4):
         keep_the_laws(engine, reference_of(64, 60, 2), seed)
 
 
-def test_an_adapter_is_swapped_in_everywhere_when_its_slot_changes_hands(crew: Crew, tmp_path: Path) -> None:
+def test_an_adapter_is_swapped_in_everywhere_when_its_slot_changes_hands(workers: Workers, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_model("llama", {}, folder)
     module = load_model(config(folder)).module
     names = [f"a{number}" for number in range(3)]
     adapters = {name: save_adapter(tmp_path / name, module, seed=seed) for seed, name in enumerate(names)}
     asked = [(request(f"{name}-{turn}", adapter=name), [7, 9, 11]) for turn in range(2) for name in names]
-    divided, whole = (engine_of(folder, adapters, each, max_adapters=1) for each in (crew, None))
+    divided, whole = (engine_of(folder, adapters, each, max_adapters=1) for each in (workers, None))
     ours, expected = complete(divided, asked), complete(whole, asked)
     assert {key: each.token_ids for key, each in ours.items()} == {k: each.token_ids for k, each in expected.items()}
     assert len({tuple(each.token_ids) for each in ours.values()}) == len(names), "the adapters say the same"
 
 
-def test_preemption_and_hidden_states_are_those_of_the_whole(crew: Crew, tmp_path: Path) -> None:
+def test_preemption_and_hidden_states_are_those_of_the_whole(workers: Workers, tmp_path: Path) -> None:
     save_model("llama", {}, tmp_path)
     whole = load_model(config(tmp_path))
     limits = {"kv_cache_bytes": whole.shape.bytes_per_token(whole.dtype) * 16 * 9}
@@ -147,7 +148,7 @@ def test_preemption_and_hidden_states_are_those_of_the_whole(crew: Crew, tmp_pat
         (request(f"r{number}", max_tokens=40, record=record if number == 2 else None), prompt)
         for number, prompt in enumerate(prompts)
     ]
-    divided = engine_of(tmp_path, {}, crew, **limits)
+    divided = engine_of(tmp_path, {}, workers, **limits)
     ours, expected = complete(divided, asked), complete(engine_of(tmp_path, {}, None, **limits), asked)
     assert divided.num_preemptions > 0, "the store was not small enough to matter"
     assert {key: each.token_ids for key, each in ours.items()} == {k: each.token_ids for k, each in expected.items()}
@@ -155,11 +156,11 @@ def test_preemption_and_hidden_states_are_those_of_the_whole(crew: Crew, tmp_pat
     assert_close(states, wanted)
 
 
-def test_dora_is_refused_where_a_model_is_divided(crew: Crew, tmp_path: Path) -> None:
+def test_dora_is_refused_where_a_model_is_divided(workers: Workers, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_model("llama", {}, folder)
     dora = save_adapter(tmp_path / "dora", load_model(config(folder)).module, use_dora=True)
-    model = load_with(crew, config(folder, tensor_parallel=2))
+    model = load_with(workers, config(folder, tensor_parallel=2))
     bound, [card] = bind_adapters([read_adapter(dora, root=tmp_path)], model.module, shard=model.shard)
     assert bound == []
     assert "DoRA" in (card.reason or "")

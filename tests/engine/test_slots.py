@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.core.names import ModelRef, Part, mixed
-from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.slots import Slots
 from tests.engine.adapter_files import save_adapter
-from tests.engine.test_bank import WIDTH, make_bank, make_model, run
+from tests.engine.test_pool import WIDTH, make_bank, make_model, run
 
 BASE = ModelRef(base="m")
 
@@ -239,6 +239,7 @@ def test_a_file_that_changes_before_it_is_staged_fails_its_own_version_only(dama
     assert run(model, bank, torch.ones(1, WIDTH), [good]).isfinite().all()
 
 
+@pytest.mark.law("Conservation")
 @given(
     st.lists(
         st.tuples(

@@ -106,6 +106,7 @@ def test_prompt_lookup_changes_nothing(name: str) -> None:
     assert_same(told(engine_of("prompt_lookup"), REQUESTS[name]), plain(name))
 
 
+@pytest.mark.law("Guesses")
 @pytest.mark.parametrize("every", [1000, 5, 2, 1])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_predictions_right_and_wrong_change_nothing(name: str, every: int) -> None:
@@ -119,6 +120,7 @@ def test_predictions_right_and_wrong_change_nothing(name: str, every: int) -> No
         assert engine.load.num_accepted_tokens - before.num_accepted_tokens > num_tokens / 2
 
 
+@pytest.mark.law("Guesses")
 def test_all_of_them_in_company_and_after_preemption_are_the_same() -> None:
     engine = engine_of("prompt_lookup", num_blocks=30)
     asked = [
@@ -231,6 +233,7 @@ class Priced(StepCosts):
         return num_guesses * self._price
 
 
+@pytest.mark.law("Guesses")
 @pytest.mark.parametrize("name", ["greedy", "sampled", "hot", "xtc"])
 @pytest.mark.parametrize("every", [1, 2])
 def test_guesses_that_miss_take_no_more_than_they_give(name: str, every: int) -> None:

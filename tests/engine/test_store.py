@@ -96,6 +96,7 @@ def hold(store: KeyValueStore, tokens: list[int], *, salt: bytes = b"") -> Holdi
     return holding
 
 
+@pytest.mark.law("Budget")
 def test_reserving_beyond_the_budget_is_refused_and_changes_nothing(make_store: MakeStore) -> None:
     store = make_store(num_blocks=3)
     first, second = store.open(), store.open()
@@ -211,6 +212,7 @@ def test_what_a_sequence_leaves_behind_reaches_nobody(make_store: MakeStore) -> 
         assert torch.count_nonzero(keys) == torch.count_nonzero(values) == 0
 
 
+@pytest.mark.law("Conservation")
 def test_random_use_keeps_contents_and_conserves_blocks(make_store: MakeStore) -> None:
     generator = random.Random(11)
     store = make_store(num_blocks=12, num_places=4)
@@ -265,6 +267,7 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * PAGE
 
 
+@pytest.mark.law("Budget")
 def test_reserved_memory_is_committed_as_it_is_written_and_given_back() -> None:
     shape = KeyValueShape.uniform(layers=4, heads=2, key_dim=64, value_dim=64)
     num_blocks, budget = 1024, 1024 * 16 * 4 * 2 * 128 * 4

@@ -21,7 +21,7 @@ from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.kv.trunk_plan import TrunkPlan, attend_each, attend_together
 from serve_app.engine.kv.trunks import LEAST_GAIN, Trunk, find_trunks
-from serve_app.engine.lora.bank import AdapterBank
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
 
@@ -146,6 +146,7 @@ class WatchedRunner(Runner):
         super().__init__(model, self.watched, bank)  # type: ignore[arg-type]
 
 
+@pytest.mark.law("Company")
 def test_completions_on_a_long_prefix_share_it_and_are_those_of_generate() -> None:
     prefix = [700 + (7 * i) % 50 for i in range(800)]  # so long that five rows save enough; some texts end early
     prompts = [[*prefix, 701 + i, *range(720, 720 + i)] for i in range(14)]

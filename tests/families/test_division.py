@@ -38,6 +38,7 @@ def test_every_family_of_the_loop_is_divided_or_refused_by_name(
     assert part < whole
 
 
+@pytest.mark.law("Shards")
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(
     ("name", "stored"), [("llama", torch.float32), ("llama", torch.bfloat16), ("phi3", torch.float32)]

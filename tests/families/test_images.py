@@ -18,11 +18,10 @@ from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.weights import held_bytes, weight_bytes
-from serve_app.engine.driver import ReplicaEngine
-from serve_app.engine.engine import Engine
-from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.engine import Engine, ReplicaEngine
+from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.vision.images import Seen
+from serve_app.engine.vision.images import ImageEmbeddings
 from serve_app.replica.preparation import Preparation
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.harness import GREEDY, Outcome, config, drain, make_engine
@@ -47,6 +46,7 @@ NUM_SAMPLES = {0: 2, 2: 2}
 KINDS = pytest.mark.parametrize("kind", SIGHTED, ids=lambda kind: kind.label)
 
 
+@pytest.mark.law("Images")
 @KINDS
 def test_greedy_equals_generate_with_images_in_chunks_hits_and_forks(
     kind: Sighted, sighted_folder: Callable[[Sighted], Path]
@@ -67,6 +67,7 @@ def test_greedy_equals_generate_with_images_in_chunks_hits_and_forks(
     assert all(num_cached(outcomes["with prefix hits-" + str(at), 0]) > 0 for at in (2, 3))
 
 
+@pytest.mark.law("Images")
 @KINDS
 def test_what_is_computed_of_one_image_is_never_used_for_another(
     kind: Sighted, sighted_folder: Callable[[Sighted], Path]
@@ -87,11 +88,11 @@ def test_nothing_that_sees_is_left_in_the_model_and_all_of_its_weights_were_fore
 ) -> None:
     folder = sighted_folder(kind)
     model = make_engine(config(folder)).model
-    assert model.eyes is not None
-    assert weight_bytes(judge(folder), torch.float32) == held_bytes(model.module) + held_bytes(model.eyes.tower)
+    assert model.tower is not None
+    assert weight_bytes(judge(folder), torch.float32) == held_bytes(model.module) + held_bytes(model.tower.module)
     blind = make_engine(config(folder, images=False)).model
-    assert held_bytes(blind.module) <= held_bytes(model.module) + held_bytes(model.eyes.tower)
-    assert (blind.eyes, blind.blindness) == (None, "its operator has switched images off")
+    assert held_bytes(blind.module) <= held_bytes(model.module) + held_bytes(model.tower.module)
+    assert (blind.tower, blind.why_no_images) == (None, "its operator has switched images off")
 
 
 @pytest.mark.parametrize("kind", [LLAVA, QWEN2_VL], ids=lambda kind: kind.label)
@@ -134,17 +135,17 @@ def test_without_an_image_processor_the_text_is_served_and_the_card_says_why(
         if file.name != "preprocessor_config.json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     model = make_engine(config(tmp_path)).model
-    assert model.eyes is None
-    assert model.blindness is not None
-    assert model.blindness.startswith("its folder has no image processor")
+    assert model.tower is None
+    assert model.why_no_images is not None
+    assert model.why_no_images.startswith("its folder has no image processor")
 
 
 def sequences(
     engine: Engine, name: str, text: str, seeds: tuple[int, ...], *, n: int = 1, adapter: str | None = None
 ) -> list[Sequence]:
     """A prompt as a replica prepares it."""
-    eyes = engine.model.eyes
-    assert eyes is not None
+    tower = engine.model.tower
+    assert tower is not None
     images = [Image(data=file_of(picture(seed)), name=f"images[{at}]") for at, seed in enumerate(seeds)]
     prompt = Prompt(parts=(text,)).with_images(images, MARKER) if images else Prompt(parts=(text,))
     asked = GenerationRequest(
@@ -155,10 +156,10 @@ def sequences(
         sampling=GREEDY,
         stop=StopParams(max_tokens=MAX_TOKENS),
     )
-    seen: list[Seen] = [eyes.see(eyes.read(image)) for image in images]
+    seen: list[ImageEmbeddings] = [tower.encode(tower.decode(image)) for image in images]
     tokenizer = engine.tokenizer  # type: ignore[attr-defined]
     length = engine.model.max_model_len
-    preparation = Preparation(tokenizer, model_name="toy", max_model_len=length, marks=eyes)
+    preparation = Preparation(tokenizer, model_name="toy", max_model_len=length, marks=tower)
     return ReplicaEngine(engine).sequences(preparation.prepare(asked, images=seen))
 
 

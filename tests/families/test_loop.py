@@ -49,6 +49,7 @@ def test_every_family_of_the_loop_is_tried_here() -> None:
     assert {each.values[0].name for each in IN_TABLE} == set(FAMILIES)  # type: ignore[union-attr]
 
 
+@pytest.mark.law("One model")
 @pytest.mark.parametrize("family", IN_TABLE, ids=lambda family: family.label)
 def test_the_loop_computes_it_and_gives_the_logits_of_its_modules(
     family: Family, model_folder: Callable[[Family], Path]
@@ -113,6 +114,7 @@ def test_weights_that_stay_in_16_bits_compute_what_they_do_in_full(
     assert settle(stored, hear(stored)) is not None
 
 
+@pytest.mark.law("One model")
 def test_a_model_whose_logits_are_not_the_loops_keeps_its_modules_and_says_so(
     llama: PreTrainedModel, caplog: pytest.LogCaptureFixture
 ) -> None:

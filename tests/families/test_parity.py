@@ -26,6 +26,7 @@ STAND_FOR_ALL = {"llama", "gpt2", "gemma3_text", "deepseek_v3", "qwen3_moe"}
 CASES = [pytest.param(each, marks=() if each.label in STAND_FOR_ALL else pytest.mark.slow) for each in SERVED]
 
 
+@pytest.mark.law("Company")
 @pytest.mark.parametrize("family", CASES, ids=lambda family: family.label)
 def test_greedy_equals_generate_with_chunks_hits_and_forks(
     family: Family, model_folder: Callable[[Family], Path]

@@ -265,6 +265,7 @@ async def test_who_cannot_be_asked_about_is_told_to_come_again(house: House) -> 
         assert (await anyone.get("/health")).status_code == 200
 
 
+@pytest.mark.law("Keys")
 async def test_no_key_reaches_a_log_a_metric_or_a_body(
     house: House, client: httpx.AsyncClient, admin: httpx.AsyncClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -303,6 +304,7 @@ async def test_a_key_is_never_part_of_a_statement(
     assert quoted.status_code == 404
 
 
+@pytest.mark.law("The door")
 @pytest.mark.parametrize(
     "path",
     [

@@ -186,6 +186,7 @@ async def sinks(house: House, client: httpx.AsyncClient, log: io.StringIO) -> di
     return found
 
 
+@pytest.mark.law("Canaries")
 async def test_no_canary_is_in_any_sink(house: House, client: httpx.AsyncClient, log: io.StringIO) -> None:
     """Keys and prompts were in logs: vLLM, PR 52523; LiteLLM #20240."""
     strange = {"authorization": f"Bearer sa-{CANARY}{'x' * (43 - len(CANARY))}"}
@@ -209,6 +210,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.law("Canaries")
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_no_canary_is_in_any_sink_or_anybody_elses_answer_where_something_fails(
@@ -252,6 +254,7 @@ FORGERIES = [
 ]
 
 
+@pytest.mark.law("Canaries")
 @pytest.mark.parametrize("forgery", FORGERIES)
 async def test_no_line_of_the_log_is_forged_by_a_name_or_a_header(
     house: House, client: httpx.AsyncClient, log: io.StringIO, forgery: str, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,7 @@ def assert_same(got: list[dict[str, Any]], expected: list[dict[str, Any]], *, bo
         assert all(a == b or abs(a - b) < 1e-4 for a, b in pairs), body
 
 
+@pytest.mark.law("Company")
 @pytest.mark.slow
 async def test_200_concurrent_requests_of_mixed_options_each_equal_their_solo_result() -> None:
     bodies = [mixed_request(number) for number in range(NUM_REQUESTS)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
@@ -33,6 +34,7 @@ async def texts_of(stack: Stack, body: dict[str, Any]) -> list[tuple[str, str]]:
     return [(choice["text"], choice["finish_reason"]) for choice in response.json()["choices"]]
 
 
+@pytest.mark.law("Constraints")
 async def test_constrained_texts_are_the_same_in_company_in_chunks_and_after_preemption() -> None:
     async with running_stack(num_replicas=1) as stack:
         alone = [await texts_of(stack, body) for body in REQUESTS]
@@ -46,7 +48,7 @@ async def test_constrained_texts_are_the_same_in_company_in_chunks_and_after_pre
         for _ in range(MAX_ROUNDS):
             together = await asyncio.gather(*(texts_of(stack, body) for body in REQUESTS))
             assert list(together) == alone
-            if stack.services[0].engine.num_preemptions:
+            if core_of(stack.services[0]).num_preemptions:
                 break
-        assert stack.services[0].engine.num_preemptions > 0
+        assert core_of(stack.services[0]).num_preemptions > 0
         await stack.settled()

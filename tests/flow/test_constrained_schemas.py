@@ -30,6 +30,7 @@ def reason_of(said: str) -> str:
     return f'"{found[1]}"' if found else said.rpartition("found this")[2].partition("'")[0][:60]
 
 
+@pytest.mark.law("Constraints")
 async def test_what_ends_by_itself_satisfies_its_schema() -> None:
     async with running_stack(num_replicas=1) as stack:
 

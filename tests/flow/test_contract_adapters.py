@@ -139,6 +139,7 @@ async def test_what_cannot_be_is_refused_by_name(
 MODELS = ["demo", "demo:pirate", "demo:pirate*0.6+shout*0.4", "demo:shout"]
 
 
+@pytest.mark.law("Several models")
 @pytest.mark.parametrize("seed", [None, 11])
 async def test_each_model_of_a_list_answers_as_it_does_alone(stack: Stack, seed: int | None) -> None:
     """Greedy and drawn: choices, their log-probabilities, the reasons why they ended."""

@@ -146,6 +146,7 @@ async def test_the_sample_of_mistral_rs_is_cut_before_all_that_its_grammar_allow
     assert (choice["text"], choice["matched_stop"], choice["finish_reason"]) == ("", "example", "stop")
 
 
+@pytest.mark.law("Nothing in silence")
 @pytest.mark.parametrize("system", DOCUMENTED)
 async def test_every_documented_parameter_is_known(system: str) -> None:
     assert set(DOCUMENTED[system].split()) <= set(PARAMETERS)

@@ -96,6 +96,7 @@ def asking(model: str, **more: object) -> dict[str, object]:
     return {"model": model, "prompt": "a b", "max_tokens": 2, **more}
 
 
+@pytest.mark.law("The door")
 @pytest.mark.parametrize("path", [*Path, "/v", "/nothing", "/admin", "/v1/completions/", "//metrics"])
 async def test_no_route_but_health_front_and_the_consoles_files_answers_without_a_key(
     client: httpx.AsyncClient, path: str
@@ -207,6 +208,7 @@ async def test_what_may_not_be_used_is_not_listed(client: httpx.AsyncClient, ten
     assert sorted(entry["id"] for entry in body["data"]) == sorted(listed)
 
 
+@pytest.mark.law("The door")
 @pytest.mark.parametrize(
     ("tenant", "hidden", "invented"),
     [

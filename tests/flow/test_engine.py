@@ -60,6 +60,7 @@ async def test_a_batch_keeps_its_order_and_counts_each_prompt_once(stack: Stack)
     assert all(core_of(service).num_steps > 0 for service in stack.services), "both replicas should have worked"
 
 
+@pytest.mark.law("Stream and whole")
 async def test_a_stream_adds_up_to_the_response(stack: Stack) -> None:
     asked = {"prompt": PROMPTS[:4], "max_tokens": 20, "n": 2, "temperature": 0.9, "seed": 11, "echo": True}
     whole = await stack.complete(**asked)
@@ -119,6 +120,7 @@ async def test_logprobs_of_a_generation_equal_those_of_scoring_its_text(stack: S
     assert first["token_logprobs"][1:] == pytest.approx(second["token_logprobs"][1:], abs=1e-4)
 
 
+@pytest.mark.law("Stream and whole")
 async def test_streamed_logprobs_and_offsets_equal_those_of_the_response(stack: Stack) -> None:
     asked = {"prompt": PROMPTS[2], "max_tokens": 24, "logprobs": 1, "stop": ["e b", "zzz"]}
     whole = (await stack.complete(**asked))["choices"][0]["logprobs"]
@@ -139,6 +141,7 @@ async def test_a_stop_string_is_cut_and_reported(stack: Stack) -> None:
     assert joined(await stack.stream(prompt=PROMPTS[3], max_tokens=30, stop=stop)) == {0: cut["text"]}
 
 
+@pytest.mark.law("Determinism")
 async def test_a_seed_reproduces_whatever_else_runs(stack: Stack) -> None:
     asked = {"prompt": PROMPTS[4], "temperature": 1.2, "seed": 77, "n": 4, "max_tokens": 20}
     first = texts(await stack.complete(**asked))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 RECORD = {
@@ -96,6 +97,7 @@ async def drawn(drawing: Stack) -> dict[str, list[dict[str, Any]]]:
     return {name: await choices_of(drawing, name) for name in REQUESTS}
 
 
+@pytest.mark.law("Force")
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_choice_is_the_same_to_its_last_log_probability(
     forcing: Stack, drawn: dict[str, list[dict[str, Any]]], name: str
@@ -107,7 +109,7 @@ async def test_steps_are_saved_where_tokens_are_forced_and_nowhere_else(forcing:
     """Every token that was forced is one step less, but for those scored, of which a run takes one step."""
 
     async def cost(stack: Stack, name: str, **changes: Any) -> tuple[int, int]:
-        engine = stack.services[0].engine
+        engine = core_of(stack.services[0])
         before = engine.num_steps, engine.num_forced_tokens
         await choices_of(stack, name, **changes)
         await stack.settled()
@@ -142,6 +144,7 @@ async def test_a_stream_adds_up_to_the_body(forcing: Stack, name: str) -> None:
                 assert found == choice["logprobs"][member]
 
 
+@pytest.mark.law("Force")
 async def test_they_are_the_same_in_company_in_small_steps_and_after_preemption(
     drawn: dict[str, list[dict[str, Any]]],
 ) -> None:
@@ -152,8 +155,8 @@ async def test_they_are_the_same_in_company_in_small_steps_and_after_preemption(
         for name in ("greedy", "constant", "compact"):
             await choices_of(stack, name, max_tokens=1)  # what is compiled now is not waited for below
         together = await asyncio.gather(*(choices_of(stack, name) for name in REQUESTS))
-        assert stack.services[0].engine.num_preemptions > 0
-        assert stack.services[0].engine.num_forced_tokens > 0
+        assert core_of(stack.services[0]).num_preemptions > 0
+        assert core_of(stack.services[0]).num_forced_tokens > 0
         for (name, alone), found in zip(drawn.items(), together, strict=True):
             assert same(found, alone), name
         await stack.settled()

@@ -302,6 +302,7 @@ async def test_a_repeat_at_another_router_gets_the_same_bytes_and_nothing_is_com
     assert "idempotency-replayed" not in (await asking.post(body, tenant="b", router=1)).headers
 
 
+@pytest.mark.law("One answer")
 @stepped
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_a_repeat_at_another_router_waits_for_what_is_still_computed(

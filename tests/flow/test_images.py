@@ -14,10 +14,10 @@ from transformers import AutoTokenizer
 from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.engine.decoder.judgement import judge
-from serve_app.engine.vision.encoder import Looking, SeenImages
-from serve_app.engine.vision.support import Sight
+from serve_app.engine.vision.encoder import ImageCache, VisionEncoder
+from serve_app.engine.vision.support import VisionSupport
 from serve_app.http.settings import HttpSettings
-from tests.engine.gated_eyes import GatedEyes
+from tests.engine.gated_tower import GatedTower
 from tests.engine.harness import core_of, engine_of
 from tests.engine.test_image_files import BOMB, HOSTILE, png
 from tests.families.sighted import LLAVA, QWEN2_VL, Sighted, save_sighted, whole_model
@@ -73,7 +73,7 @@ async def test_every_form_of_a_prompt_with_images_gives_transformers_own_tokens(
     for service in stack.services:
         images = engine_of(service).images
         assert images is not None
-        assert images.num_seen == 2, "each image was seen once"
+        assert images.num_encoded == 2, "each image was seen once"
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -152,20 +152,22 @@ async def test_what_the_model_cannot_read_is_a_400(stack: Stack, members: dict[s
 
 
 async def test_texts_go_on_while_an_image_is_seen(stack: Stack, folder: Path) -> None:
-    service, sight = stack.services[0], judge(folder).sight
-    assert isinstance(sight, Sight)
-    eyes = GatedEyes(core_of(service).model, sight)
-    engine_of(service).images = Looking(eyes, kept=SeenImages(1 << 20), max_model_len=512, max_waiting_bytes=1 << 20)
-    eyes.gate.clear()
+    service, vision = stack.services[0], judge(folder).vision
+    assert isinstance(vision, VisionSupport)
+    tower = GatedTower(core_of(service).model, vision)
+    engine_of(service).images = VisionEncoder(
+        tower, kept=ImageCache(1 << 20), max_model_len=512, max_waiting_bytes=1 << 20
+    )
+    tower.gate.clear()
     illustrated = asyncio.create_task(tokens(stack, prompt=TEXT, images=[sent(7)]))
-    while eyes.num_read == 0:  # noqa: ASYNC110, it is read in another thread
+    while tower.num_read == 0:  # noqa: ASYNC110, it is read in another thread
         await asyncio.sleep(0.001)
     before = core_of(service).num_steps
     plain = await stack.complete(prompt="Only text", max_tokens=20, ignore_eos=True)
     assert plain["usage"]["completion_tokens"] == 20
     assert core_of(service).num_steps - before >= 20
     assert not illustrated.done()
-    eyes.gate.set()
+    tower.gate.set()
     assert len((await illustrated)[0]) > 0
 
 

@@ -249,6 +249,7 @@ def added(spent: Sequence[Spent]) -> dict[str, int]:
     return {name: sum(getattr(each, name) for each in spent) for name in SPENT}
 
 
+@pytest.mark.law("Exactly once")
 @pytest.mark.parametrize("seed", range(100))
 async def test_whatever_dies_and_whenever_every_token_is_in_a_row_or_unattributed(
     accounts: FakeAccounts, seed: int
@@ -264,6 +265,7 @@ async def test_whatever_dies_and_whenever_every_token_is_in_a_row_or_unattribute
     assert sums(accounts)["requests"] == accounts.num_recorded
 
 
+@pytest.mark.law("Exactly once")
 @pytest.mark.parametrize("seed", range(10))
 async def test_where_nothing_dies_and_nobody_leaves_every_token_is_in_a_row(accounts: FakeAccounts, seed: int) -> None:
     """Though calls of accounts get lost."""

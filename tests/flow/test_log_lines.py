@@ -100,7 +100,7 @@ async def test_lines_of_a_replica_about_what_it_prepares_name_the_request(writte
 
     class Talks(FakeBackend):
         async def submit(self, router_id: str, requests: Any) -> None:
-            logging.getLogger("serve_app.constraints.trials").info("a grammar was not compiled")
+            logging.getLogger("serve_app.constraints.compiler").info("a grammar was not compiled")
 
     held: Any = SimpleNamespace(_service=Talks(), _refuse_strays=lambda replica_id: None)
     fleet = Fleet("router-0")
@@ -117,5 +117,5 @@ async def test_lines_of_a_replica_about_what_it_prepares_name_the_request(writte
     await posted(stack, "client-9", model=next(iter(fleet.cards)), prompt=["a", "b"])
     assert {request.client_request_id for request in recorded} == {"client-9"}
     await Model.submit(held, "r0", "router-0", recorded)
-    assert "serve_app.constraints.trials" in written.about("client-9")
+    assert "serve_app.constraints.compiler" in written.about("client-9")
     await fleet.close()

@@ -46,6 +46,7 @@ async def hits(stack: Stack, tenant: str | None) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.law("Caches are apart")
 async def test_a_tenant_finds_all_of_its_own_prefixes_and_none_of_anothers(walled: Stack, unwalled: Stack) -> None:
     """Seven services shared caches between customers, who told each other's prompts by time (arXiv 2502.07776)."""
     before, again = await hits(unwalled, None), await hits(unwalled, None)

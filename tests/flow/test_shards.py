@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.core.errors import EngineFailed, ReplicaLost
-from serve_app.engine.tensor_parallel.workers import Crew
+from serve_app.engine.tensor_parallel.workers import Workers
 from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
@@ -21,8 +21,8 @@ PROMPTS = ["Once upon a time there was a fox", "Once upon a time there was an ow
 MODELS = ["demo", "demo:pirate", "demo:shout", "demo:json"]
 
 
-def crew_of(stack: Stack) -> Crew:
-    found = core_of(stack.services[0]).model.crew
+def crew_of(stack: Stack) -> Workers:
+    found = core_of(stack.services[0]).model.workers
     assert found is not None
     return found
 
@@ -47,6 +47,7 @@ async def test_a_divided_model_answers_as_the_whole_one_does_and_leaves_no_proce
     assert not is_there(process_id)
 
 
+@pytest.mark.law("Shards")
 async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_requests_end() -> None:
     async with running_stack(num_replicas=1, tensor_parallel=2) as stack:
         [process_id] = crew_of(stack).process_ids

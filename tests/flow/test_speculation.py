@@ -20,7 +20,7 @@ PROMPT = "Once upon a time there was a little girl. She had a red ball. Once upo
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def guessing() -> AsyncIterator[Stack]:
     async with running_stack(num_replicas=1, speculation="prompt_lookup") as running:
-        running.services[0].engine.speculator.costs = FreeGuesses()
+        core_of(running.services[0]).speculator.costs = FreeGuesses()
         yield running
 
 
@@ -37,6 +37,7 @@ async def answer(stack: Stack, body: dict[str, Any], path: str = "/v1/completion
     return found
 
 
+@pytest.mark.law("Guesses")
 @pytest.mark.parametrize("name", REQUESTS)
 async def test_a_constrained_choice_is_the_same_to_its_last_log_probability(
     guessing: Stack, plain: Stack, name: str

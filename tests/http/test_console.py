@@ -35,6 +35,7 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
+@pytest.mark.law("The door")
 async def test_without_a_key_there_are_its_files_and_nothing_else(client: httpx.AsyncClient) -> None:
     fleet = Fleet("router-1")
     backend = FakeBackend()

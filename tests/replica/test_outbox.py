@@ -67,6 +67,7 @@ async def test_deltas_within_the_bound_are_given_one_by_one() -> None:
     assert len((await read(outbox))[0].deltas) == 10
 
 
+@pytest.mark.law("Budget")
 async def test_what_is_kept_for_a_router_that_does_not_read_is_bounded_by_its_sequences() -> None:
     outbox = Outbox(16)
     sequences = [(f"r{number}", sample) for number in range(20) for sample in range(2)]

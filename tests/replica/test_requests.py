@@ -25,6 +25,7 @@ def opened(num_places: int = 100, now: list[float] | None = None) -> OpenRequest
     return OpenRequests(num_places, lambda: time[0])
 
 
+@pytest.mark.law("One ending")
 def test_a_sequence_told_to_have_ended_twice_counts_once() -> None:
     requests = opened()
     requests.add("router", [asked("a", n=2)])

@@ -17,9 +17,9 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt, TokenizeRequest
 from serve_app.core.request import ContextParams, GenerationRequest, StopParams
 from serve_app.deployments.loading import load_replica
-from serve_app.engine.decoder.loading import ModelNotSupported
+from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.replica.service import ModelService
-from serve_app.replica.tokenizer_lanes import LANES, TokenizerLanes
+from serve_app.replica.tokenizer_pools import POOLS, TokenizerPools
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, core_of, request
 
@@ -325,19 +325,19 @@ async def test_a_text_to_tokenize_is_bounded_by_the_configuration() -> None:
     await service.close()
 
 
-async def with_full_lanes(gate: threading.Event) -> tuple[ModelService, list[asyncio.Task[bool]]]:
+async def with_full_pools(gate: threading.Event) -> tuple[ModelService, list[asyncio.Task[bool]]]:
     """A service whose every tokenizer thread for long texts waits at the gate."""
-    lanes = TokenizerLanes()
-    service = load_replica(config(DEMO), replica_id="r1", lanes=lanes)
+    pools = TokenizerPools()
+    service = load_replica(config(DEMO), replica_id="r1", pools=pools)
     service.start()
-    ahead = [asyncio.create_task(lanes.run([text_request("ahead", LONG_TEXT)], gate.wait)) for _ in range(3)]
+    ahead = [asyncio.create_task(pools.run([text_request("ahead", LONG_TEXT)], gate.wait)) for _ in range(3)]
     await asyncio.sleep(0)
     return service, ahead
 
 
 async def test_what_was_aborted_while_it_waited_is_not_cut_into_tokens() -> None:
     gate = threading.Event()
-    service, ahead = await with_full_lanes(gate)
+    service, ahead = await with_full_pools(gate)
     half_characters = "\ud83d" * 600_000  # refused where anybody looks at it
     asked = text_request("gone", half_characters, context=ContextParams(truncates_prompt=True))
     gone = asyncio.create_task(service.submit("router", [asked]))
@@ -354,7 +354,7 @@ async def test_what_was_aborted_while_it_waited_is_not_cut_into_tokens() -> None
 
 async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_being_cut() -> None:
     gate = threading.Event()
-    service, ahead = await with_full_lanes(gate)
+    service, ahead = await with_full_pools(gate)
     async with asyncio.timeout(30):
         with pytest.raises(ContextOverflow, match="has 4000000 characters"):
             await service.submit("router", [text_request("b"), text_request("c", LONG_TEXT)])
@@ -364,34 +364,35 @@ async def test_a_prompt_that_is_too_long_is_refused_at_once_behind_whatever_is_b
     await service.close()
 
 
+@pytest.mark.law("Nobody is held up")
 async def test_short_work_passes_long_work() -> None:
-    lanes, gate = TokenizerLanes(), threading.Event()
-    sizes = [most + 1 for most, _ in LANES if most is not None]
+    pools, gate = TokenizerPools(), threading.Event()
+    sizes = [most + 1 for most, _ in POOLS if most is not None]
     long = [
-        asyncio.create_task(lanes.run([text_request("long", "x" * size)], gate.wait))
+        asyncio.create_task(pools.run([text_request("long", "x" * size)], gate.wait))
         for size in sizes
         for _ in range(10)
     ]
     await asyncio.sleep(0)
     async with asyncio.timeout(30):
         for number in range(50):
-            assert await lanes.run([text_request("short", "x" * 1000)], lambda number=number: number) == number
+            assert await pools.run([text_request("short", "x" * 1000)], lambda number=number: number) == number
     assert not any(task.done() for task in long)
     gate.set()
     await asyncio.gather(*long)
-    lanes.close()
+    pools.close()
 
 
 async def test_prompts_in_ids_and_many_prompts_together_count_as_long_work() -> None:
-    lanes = TokenizerLanes()
+    pools = TokenizerPools()
     names = []
     for parts in (("x",), ((1,) * 40_000,), ("x" * 600_000,)):
         asked = [replace(request("a"), prompt=Prompt(parts=parts))]
-        names.append(await lanes.run(asked, lambda: threading.current_thread().name.split("_")[0]))
+        names.append(await pools.run(asked, lambda: threading.current_thread().name.split("_")[0]))
     many = [text_request(f"p{number}", "x" * 1000) for number in range(100)]
-    names.append(await lanes.run(many, lambda: threading.current_thread().name.split("_")[0]))
+    names.append(await pools.run(many, lambda: threading.current_thread().name.split("_")[0]))
     assert names == ["tokenizer-0", "tokenizer-1", "tokenizer-2", "tokenizer-1"]
-    lanes.close()
+    pools.close()
 
 
 async def test_an_adapter_that_does_not_fit_is_listed_with_its_reason_and_stops_nothing(

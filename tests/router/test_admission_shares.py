@@ -114,6 +114,7 @@ def crowd(town: Town, *, is_greedy: bool) -> None:
     town.run(SECONDS + 30)
 
 
+@pytest.mark.law("Room for all")
 def test_a_greedy_tenant_at_ten_times_the_capacity_has_few_of_the_others_refused_and_their_retries_let_in() -> None:
     town = Town()
     crowd(town, is_greedy=True)

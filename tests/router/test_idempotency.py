@@ -56,6 +56,7 @@ def test_what_is_not_kept_is_anybodys_and_what_is_kept_has_its_time(clock: Clock
     assert claims.claim(claim(), "c") is YOURS
 
 
+@pytest.mark.law("One answer")
 def test_a_router_that_was_not_heard_of_leaves_its_work_to_others(clock: Clock) -> None:
     claims = Claims(clock=clock)
     claims.claim(claim(), "a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def remaining(router: Quotas) -> dict[str, int]:
     return {name.rpartition("-")[2]: number for name, number in found.items()}
 
 
+@pytest.mark.law("Limits")
 @settings(max_examples=60, deadline=None)
 @given(MOVES)
 def test_headers_say_what_the_limits_have_left_and_no_limit_is_exceeded(moves: list[tuple[str, int, int, int]]) -> None:

@@ -57,6 +57,7 @@ async def asked(quotas: Quotas, tenant: Tenant, amount: Amount, count: int) -> t
     return permits, refused
 
 
+@pytest.mark.law("Limits")
 @pytest.mark.parametrize(
     ("limits", "allowed"),
     [

@@ -87,6 +87,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.law("Stream and whole")
 @pytest.mark.parametrize("options", OPTIONS)
 async def test_the_chunks_add_up_to_the_whole_body(router, options):
     body = await whole(router, **options)

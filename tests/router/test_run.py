@@ -65,6 +65,7 @@ def outstanding(fleet: Fleet) -> int:
     return sum(link.num_outstanding for link in fleet.links_for(fleet.resolve("tiny")))
 
 
+@pytest.mark.law("One ending")
 async def test_every_choice_has_its_index_its_order_and_one_end(fleet):
     add(fleet, make_backend("r0"), make_backend("r1"))
     texts = [""] * 6

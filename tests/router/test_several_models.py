@@ -59,6 +59,7 @@ async def whole(fleet: Fleet, **members: Any) -> dict[str, Any]:
         return body
 
 
+@pytest.mark.law("Several models")
 async def test_the_choices_of_a_model_in_a_list_are_those_of_the_model_alone(fleet: Fleet) -> None:
     body = await whole(fleet, echo=True, logprobs=1)
     assert body["model"] == "tiny,big,tiny:sql,big:sql*0.5+c"

@@ -14,7 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from serve_app.core.errors import InvalidRequest, Overloaded
 from serve_app.core.prompt import Conversation
 from serve_app.templates.chat_template import ChatTemplate
-from serve_app.templates.rendering import TemplateLimits
+from serve_app.templates.rendering import TemplateLimits, Work
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
@@ -57,7 +57,8 @@ def conversation(messages: list[dict[str, Any]] | None = None, *, continues: boo
 
 @asynccontextmanager
 async def template_of(source: str, limits: TemplateLimits = QUICK) -> AsyncIterator[ChatTemplate]:
-    template = ChatTemplate(source, model_name="tiny", special_names=NAMES, special_tokens=TOKENS, limits=limits)
+    work = Work(template=source, special_names=NAMES, special_tokens=TOKENS, limits=limits)
+    template = ChatTemplate(work, model_name="tiny")
     try:
         yield template
     finally:

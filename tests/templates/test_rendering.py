@@ -168,6 +168,7 @@ def own_tokens(templates: Templates, names: set[str], odd: str) -> list[str]:
     return [each[0] for each in found]
 
 
+@pytest.mark.law("Foreign text")
 @pytest.mark.parametrize("name", OWN)
 def test_tokens_are_special_where_the_template_wrote_them_and_nowhere_else(name: str) -> None:
     check_tokens(OWN[name])

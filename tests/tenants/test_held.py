@@ -27,6 +27,7 @@ def test_nobody_is_let_in_before_anything_was_heard() -> None:
     assert refusal.value.retry_after_s == 2
 
 
+@pytest.mark.law("The door")
 def test_what_was_heard_is_good_for_its_time_and_then_nobody_is_let_in() -> None:
     held = HeldDirectory(grace_s=10.0)
     held.hear(directory(4, origins=("https://a",)), 100.0)

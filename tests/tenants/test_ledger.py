@@ -44,6 +44,7 @@ def sums(store: LedgerStore, **by: str) -> dict[str, int]:
     return {name: total[name] for name in SUMS}
 
 
+@pytest.mark.law("Exactly once")
 def test_a_row_that_comes_again_is_kept_once(store: LedgerStore) -> None:
     rows = [row("a"), row("b", cost=5)]
     assert store.record(rows, (), 0.0) == 2
@@ -131,6 +132,7 @@ def test_what_no_row_explains_costs_what_its_tokens_do_as_long_as_none_does(stor
     assert (sums(store, key_id=UNATTRIBUTED)["cost"], sums(store)["cost"]) == (0, 7)
 
 
+@pytest.mark.law("Exactly once")
 @pytest.mark.parametrize("seed", range(5))
 def test_rows_and_what_is_unattributed_come_to_what_was_counted(store: LedgerStore, seed: int) -> None:
     """Rows come late, twice or never; counters of replicas that end come in any order."""

@@ -65,6 +65,7 @@ class FakeRouter:
         return spent
 
 
+@pytest.mark.law("Limits")
 @pytest.mark.parametrize("cuts", [False, True])
 @pytest.mark.parametrize("seed", range(25))
 def test_two_routers_never_exceed_a_limit_by_more_than_a_lease(seed: int, cuts: bool) -> None:
@@ -173,6 +174,7 @@ def test_a_statement_that_is_told_twice_changes_nothing_the_second_time() -> Non
     assert lending.free("acme") == before
 
 
+@pytest.mark.law("Limits")
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_said_to_remain_is_what_the_meters_hold(seed: int) -> None:
     drawn, clock = random.Random(seed), Clock()

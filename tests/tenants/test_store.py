@@ -101,6 +101,7 @@ def test_a_name_is_taken_once_and_what_is_not_there_is_named(
         administration.revoke_key("key-x", by(0.0))
 
 
+@pytest.mark.law("Keys")
 @on_sqlite
 def test_the_file_holds_no_key(store: TenantStore, administration: Administration, tmp_path: Path) -> None:
     made = administration.create_key("acme", by(0.0))

@@ -113,6 +113,7 @@ def test_special_tokens_that_are_part_of_a_mark_are_shown_and_no_others(demo: Te
     assert [detokenizer.feed(token_id) for token_id in (shown, hidden)] == [demo.token_text(shown), ""]
 
 
+@pytest.mark.law("Whole text")
 def test_no_part_of_a_character_is_shown_before_it_is_whole(demo: TextTokenizer, stories: TextTokenizer) -> None:
     for tokenizer in (demo, stories):
         ids = tokenizer.encode(Prompt(parts=("a🙂é你",)))

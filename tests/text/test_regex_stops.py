@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from serve_app.core.errors import InvalidRequest
-from serve_app.text.regex_program import program_of
-from serve_app.text.regex_stops import FREE_STEPS, RegexStopMatcher, check_regexes
+from serve_app.text.regex_stops import FREE_STEPS, RegexStopMatcher, check_regexes, program_of
 from serve_app.text.regex_syntax import BadRegex
 
 pytestmark = pytest.mark.slow

@@ -57,6 +57,7 @@ def test_a_text_without_their_names_has_the_tokens_that_the_library_gives_it(tok
         assert token_ids == list(tokenizer.encode_text(text))
 
 
+@pytest.mark.law("Foreign text")
 def test_random_mixtures_keep_the_templates_tokens_and_no_others(demo: TextTokenizer) -> None:
     rng = random.Random("mixtures")
     names = [END, "<|im_start|>", "<|endoftext|>"]

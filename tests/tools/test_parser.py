@@ -313,6 +313,7 @@ ANY_FORM = st.sampled_from([HERMES, LLAMA3, MISTRAL, JSON])
 EVERY_FORM = st.sampled_from([*dict.fromkeys(FORMS.values()), UNKNOWN])
 
 
+@pytest.mark.law("Calls")
 @settings(max_examples=600, deadline=None)
 @given(form=EVERY_FORM, text=TEXTS, cuts=CUTS, is_cut=st.booleans())
 def test_every_split_of_a_text_is_read_alike(form: Form, text: str, cuts: list[int], is_cut: bool) -> None:
@@ -332,6 +333,7 @@ def test_content_keeps_its_order_and_only_a_text_with_calls_loses_anything(form:
 SEGMENTS = st.lists(st.text("ab<|[_tT", min_size=1, max_size=6) | st.sampled_from([W, F]), max_size=7)
 
 
+@pytest.mark.law("Calls")
 @settings(max_examples=600, deadline=None)
 @given(form=st.sampled_from([HERMES, MISTRAL]), segments=SEGMENTS, cuts=CUTS)
 def test_no_character_between_calls_is_lost_doubled_or_moved(form: Form, segments: list[str], cuts: list[int]) -> None:

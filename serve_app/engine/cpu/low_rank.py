@@ -15,9 +15,8 @@ from serve_app.engine.cpu import compiling
 from serve_app.engine.cpu.calling import KINDS, Kernel
 from serve_app.engine.cpu.sequence import Call
 from serve_app.engine.decoder.openmp import libgomp
-from serve_app.engine.lora.plan import Resident
-from serve_app.engine.lora.shelf import Part, new_stack
-from serve_app.engine.lora.tiles import ShelfTiles, lay_tiles
+from serve_app.engine.lora.buckets import Part, new_stack
+from serve_app.engine.lora.plan import Resident, ShelfTiles, lay_tiles
 
 logger = logging.getLogger(__name__)
 

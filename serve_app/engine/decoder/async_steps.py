@@ -1,4 +1,4 @@
-"""Steps on their way: launched, followed by the next one where that needs nothing of them but tokens, and landed.
+"""Asynchronous steps: launch one, overlap the next where that needs nothing of it but its tokens, and collect.
 
 On a device the host may prepare and launch a step while the one before is computed: its tokens are taken from the
 device. What those do to their texts is known a step late, so a sequence that ends has computed a token too many, which
@@ -16,9 +16,8 @@ from serve_app.core.delta import Delta
 from serve_app.engine.decoder.recorder import Recorder
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.kv.storage import Holding
-from serve_app.engine.sampling.launching import Launched
 from serve_app.engine.sampling.masks import MaskComputer
-from serve_app.engine.sampling.sampler import Begun
+from serve_app.engine.sampling.sampler import Begun, Launched
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.engine.speculation.verification import Verifier
@@ -28,7 +27,7 @@ UNKNOWN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class LaunchedStep:
     """A step that was launched.
 
     holdings: of each span's sequence, then
@@ -53,11 +52,11 @@ class Flight:
         return [_stands(span, holding, drawn[row]) for span, holding, row in facts]
 
 
-class Flights:
+class AsyncSteps:
     """Launches and lands an engine's steps, one behind the other.
 
     runs_ahead: whether a step may be launched before the last one has landed
-    num_followed, num_dropped: steps launched so, and their tokens that were computed for nothing
+    num_overlapped, num_dropped: steps launched so, and their tokens that were computed for nothing
     """
 
     def __init__(
@@ -75,62 +74,62 @@ class Flights:
         self._recorder = recorder
         self._runner = runner
         self._verifier = verifier
-        self._next: Flight | None = None
+        self._next: LaunchedStep | None = None
         self.runs_ahead = runs_ahead
-        self.num_followed = self.num_dropped = 0
+        self.num_overlapped = self.num_dropped = 0
 
     @property
     def is_ahead(self) -> bool:
         return self._next is not None
 
-    def take(self) -> Flight | None:
+    def take_launched(self) -> LaunchedStep | None:
         """What was launched already and has not landed."""
         found, self._next = self._next, None
         return found
 
-    def launch(self, batch: Batch) -> Flight:
+    def launch(self, batch: Batch) -> LaunchedStep:
         masks = self._masks.begin(batch)
         with self._recorder.watching(batch):
             logits = self._runner.forward(batch)
         begun = self._verifier.begin(logits, batch, masks)
-        return Flight(batch, begun, [span.sequence.holding for span in batch.spans])
+        return LaunchedStep(batch, begun, [span.sequence.place.holding for span in batch.spans])
 
-    def follow(self, flight: Flight) -> Flight:
+    def overlap(self, step: LaunchedStep) -> LaunchedStep:
         """Launch the step behind one that has not landed, where that is known; returns the one, whose logits stay."""
-        going = self._going_on(flight) if self.runs_ahead else []
-        launched = flight.begun.launched
+        going = self._going_on(step) if self.runs_ahead else []
+        launched = step.begun.launched
         if not going or launched is None:
-            return flight
-        if self._runner.graphs is not None and any(not s.request.sampling.is_greedy for s, _ in flight.begun.usual):
-            flight = replace(flight, begun=replace(flight.begun, logits=flight.begun.logits.clone()))
+            return step
+        if self._runner.graphs is not None and any(not s.request.sampling.is_greedy for s, _ in step.begun.usual):
+            step = replace(step, begun=replace(step.begun, logits=step.begun.logits.clone()))
         rows = [row for row, _ in going]
         with _presumed([span.sequence for _, span in going]):
             batch = Batch(tuple(Span(span.sequence, span.end, 1, samples=True) for _, span in going))
             begun = self._verifier.begin(self._runner.forward(batch, launched.take(rows)), batch, None)
-        holdings = [span.sequence.holding for span in batch.spans]
-        self._next = Flight(batch, begun, holdings, (launched, rows))
-        self.num_followed += 1
-        return flight
+        holdings = [span.sequence.place.holding for span in batch.spans]
+        self._next = LaunchedStep(batch, begun, holdings, (launched, rows))
+        self.num_overlapped += 1
+        return step
 
-    def land(self, flight: Flight) -> tuple[Batch, list[Delta]]:
+    def collect(self, step: LaunchedStep) -> tuple[Batch, list[Delta]]:
         """Wait for a step: what of it stands, and what that gave."""
-        standing = flight.standing()
-        deltas = self._verifier.finish(flight.begun, standing)
-        spans = tuple(span for span, stands in zip(flight.batch.spans, standing, strict=True) if stands)
+        standing = step.standing()
+        deltas = self._verifier.finish(step.begun, standing)
+        spans = tuple(span for span, stands in zip(step.batch.spans, standing, strict=True) if stands)
         self.num_dropped += len(standing) - len(spans)
-        return replace(flight.batch, spans=spans), deltas
+        return replace(step.batch, spans=spans), deltas
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Of what was launched nothing is wanted."""
         self._next = None
 
-    def _going_on(self, flight: Flight) -> list[tuple[int, Span]]:
+    def _going_on(self, step: LaunchedStep) -> list[tuple[int, Span]]:
         """The spans, with their rows, of which a token follows that needs no more than theirs; none where the scheduler
         might do anything else than to take them all on."""
-        scheduler, spans = self._scheduler, flight.batch.spans
-        if len(scheduler.waiting) or len(scheduler.running) != len(spans) or flight.begun.others:
+        scheduler, spans = self._scheduler, step.batch.spans
+        if len(scheduler.waiting) or len(scheduler.running) != len(spans) or step.begun.others:
             return []
-        if not all(_is_single(span) and _is_free(span.sequence) for span in spans) or not all(flight.standing()):
+        if not all(_is_single(span) and _is_free(span.sequence) for span in spans) or not all(step.standing()):
             return []
         going = [
             (row, span) for row, span in enumerate(spans) if span.sequence.num_generated + 1 < span.sequence.max_tokens
@@ -143,7 +142,7 @@ class Flights:
 def _stands(span: Span, holding: Holding | None, token_id: int) -> bool:
     """token_id: which its token was on the device"""
     sequence = span.sequence
-    if sequence.is_finished or sequence.holding is not holding or sequence.num_computed != span.start:
+    if sequence.is_finished or sequence.place.holding is not holding or sequence.num_computed != span.start:
         return False
     return sequence.token_ids[span.start] == token_id
 
@@ -160,7 +159,7 @@ def _is_free(sequence: Sequence) -> bool:
     is_watched = (sequence.matcher, sequence.record, sequence.illustration)
     if any(each is not None for each in (*sees_tokens, *is_watched)):
         return False
-    return not (sequence.siblings or sequence.prediction or sequence.num_held)
+    return not (sequence.forks or sequence.prediction or sequence.num_held)
 
 
 @contextmanager

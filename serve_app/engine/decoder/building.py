@@ -17,7 +17,7 @@ from serve_app.engine.decoder.norm import Norm, norm_of
 from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.kv.plan import Scoring
 from serve_app.engine.kv.shape import KeyValueShape
-from serve_app.engine.tensor_parallel.collectives import Sums
+from serve_app.engine.tensor_parallel.collectives import Collectives
 
 Scorings: TypeAlias = Mapping[int, Scoring]
 """How each layer weighs keys, by its number."""
@@ -50,7 +50,7 @@ def build_loop(
     shape: KeyValueShape,
     scorings: Scorings,
     *,
-    sums: Sums | None = None,
+    sums: Collectives | None = None,
     adapt: Adapt | None = None,
 ) -> DecoderLoop:
     """The loop over a model's modules, those that adapters are wrapped around included. Raises NotDescribed.

@@ -19,7 +19,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.text_part import class_named, text_class, text_config, whole_class
 from serve_app.engine.quantized.formats import Format, formats_of
-from serve_app.engine.vision.support import Sight, judge_sight
+from serve_app.engine.vision.support import VisionSupport, find_vision_support
 
 CONFIG = "config.json"
 # Settings by which the library would run code that it finds, fetch it, or compute in another way than the engine chose.
@@ -38,7 +38,7 @@ class Judged:
 
     config:  the whole, without what it says of quantisation;  text: its part for text, or the same
     kind:    the class that completes text with it
-    sight:   how it sees, or why it does not here; None for a model of text
+    vision:  how it takes images, or why it does not here; None for a model of text
     formats: in which its weights are stored; None where they are plain
     max_model_len: its own context, in tokens
     eos_token_ids: tokens that end a text, as config.json says
@@ -48,7 +48,7 @@ class Judged:
     config: PreTrainedConfig
     text: Any
     kind: type[PreTrainedModel]
-    sight: Sight | str | None
+    vision: VisionSupport | str | None
     formats: tuple[Format, ...] | None
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
@@ -79,14 +79,14 @@ def judge(path: str | Path, *, with_images: bool = True) -> Judged:
     length = getattr(text, "max_position_embeddings", None)
     if not isinstance(length, int) or length < 1:
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
-    sight = judge_sight(config, path, is_wanted=with_images)
-    kind = whole_class(config) if isinstance(sight, Sight) else text_class(config)
+    vision = find_vision_support(config, path, is_wanted=with_images)
+    kind = whole_class(config) if isinstance(vision, VisionSupport) else text_class(config)
     notes = (*_read_by_architecture(found, config), *_left_out(left_out), *_unread(found, config, kind))
     return Judged(
         config=config,
         text=text,
         kind=kind,
-        sight=sight,
+        vision=vision,
         formats=formats,
         max_model_len=length,
         eos_token_ids=_ends(found, config),

@@ -15,10 +15,10 @@ from serve_app.engine.cpu.tokens import token_kernels
 from serve_app.engine.decoder.linears import LinearPart, OneDnnWeight, PackedLinear
 from serve_app.engine.decoder.norm import Change, HeadNorms, Norm, added_and_normed
 from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.lora.banked import BankedLinear, Parts
+from serve_app.engine.lora.modules import BankedLinear, Parts
 from serve_app.engine.quantized.int8_kernels import RoundedRows
 from serve_app.engine.quantized.linear import QuantisedLinear
-from serve_app.engine.tensor_parallel.collectives import Sums
+from serve_app.engine.tensor_parallel.collectives import Collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +189,7 @@ class Layer:
     after_mlp: Norm | None
     residual: float = 1.0
 
-    def summed(self, sums: Sums) -> Layer:
+    def summed(self, sums: Collectives) -> Layer:
         """The same of a divided model: what attention and MLP give, adapters' changes included, is a part of a sum."""
         attention, mlp = self.attention, self.mlp
         return replace(

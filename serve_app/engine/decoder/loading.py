@@ -33,11 +33,11 @@ from serve_app.engine.kv.shape import KeyValueShape
 from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines
 from serve_app.engine.quantized.receiving import receiving, settle_weights
 from serve_app.engine.quantized.rounding import Bits
-from serve_app.engine.tensor_parallel.collectives import Sums, sum_outputs
+from serve_app.engine.tensor_parallel.collectives import Collectives, sum_outputs
 from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
-from serve_app.engine.tensor_parallel.workers import Crew, Mates, Shard
-from serve_app.engine.vision.support import Sight
-from serve_app.engine.vision.tower import Eyes, open_eyes
+from serve_app.engine.tensor_parallel.workers import Peers, Shard, Workers
+from serve_app.engine.vision.support import VisionSupport
+from serve_app.engine.vision.tower import VisionTower, take_tower
 from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 
@@ -54,8 +54,8 @@ class LoadedModel:
     eos_token_ids:  tokens that end a text
     narrowing:      lays its weights out in 16 bits, once it serves
     scorings:       with which the loop computes it; None where transformers' modules do
-    eyes:           of a model that sees; nothing of them is in `module`
-    blindness:      why a model with eyes does not see here
+    tower:          of a model that takes images; nothing of it is in `module`
+    why_no_images:  why a model with a vision tower takes none here
     kernels:        who computes attention over pages, as it passed the probe
     shard:          which part of a divided model it is, and with whom; None where it is whole
     """
@@ -70,8 +70,8 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     narrowing: Narrowing
     scorings: Scorings | None = None
-    eyes: Eyes | None = None
-    blindness: str | None = None
+    tower: VisionTower | None = None
+    why_no_images: str | None = None
     kernels: Kernels = "torch"
     shard: Shard | None = None
 
@@ -80,12 +80,12 @@ class LoadedModel:
         return self.kernels != "torch"
 
     @property
-    def crew(self) -> Crew | None:
+    def workers(self) -> Workers | None:
         """The processes that follow this one's steps."""
-        return None if self.shard is None else self.shard.crew
+        return None if self.shard is None else self.shard.workers
 
     @property
-    def sums(self) -> Sums | None:
+    def sums(self) -> Collectives | None:
         return None if self.shard is None else self.shard.sums
 
 
@@ -99,46 +99,46 @@ def load_with_tokenizer(config: EngineConfig) -> tuple[LoadedModel, TextTokenize
     return replace(model, eos_token_ids=model.eos_token_ids | tokenizer.eos_token_ids), tokenizer
 
 
-def load_model(config: EngineConfig, *, mates: Mates | None = None) -> LoadedModel:
+def load_model(config: EngineConfig, *, peers: Peers | None = None) -> LoadedModel:
     """Read the weights and check by a probe that attention through our seam gives the model's own logits.
 
-    mates: who compute the other shards of a model that is divided; None starts them where the configuration wants it
+    peers: who compute the other shards of a model that is divided; None starts them where the configuration wants it
 
     Raises ModelNotSupported.
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if mates is not None or config.tensor_parallel == 1:
-        return _load(config, mates)
+    if peers is not None or config.tensor_parallel == 1:
+        return _load(config, peers)
     divide(judge(config.path, with_images=config.images), config.tensor_parallel, weights=config.weights)
     device = choose_device(config.device, count=config.tensor_parallel)
-    crew = Crew(config.tensor_parallel, device, threads=config.threads)
+    workers = Workers(config.tensor_parallel, device, threads=config.threads)
     try:
-        return load_with(crew, config)
+        return load_with(workers, config)
     except BaseException:
-        crew.close()
+        workers.close()
         raise
 
 
-def load_with(crew: Crew, config: EngineConfig) -> LoadedModel:
-    """Load a divided model together with these followers, in the place of what they had. Raises ModelNotSupported."""
-    crew.load(config)
+def load_with(workers: Workers, config: EngineConfig) -> LoadedModel:
+    """Load a divided model together with these workers, in the place of what they had. Raises ModelNotSupported."""
+    workers.load(config)
     try:
-        return load_model(config, mates=crew)
+        return load_model(config, peers=workers)
     except (RuntimeError, ModelNotSupported) as error:  # it may be of a sum that nobody came to
-        raise ModelNotSupported(crew.last_words() or str(error)) from error
+        raise ModelNotSupported(workers.refusal() or str(error)) from error
 
 
-def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
+def _load(config: EngineConfig, peers: Peers | None) -> LoadedModel:
     judged = judge(config.path, with_images=config.images)
-    device = choose_device(config.device) if mates is None else mates.sums.device
+    device = choose_device(config.device) if peers is None else peers.sums.device
     dtype = choose_dtype(config.dtype, judged.dtype, device)
     if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
         logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
-    if mates is None:
+    if peers is None:
         module, shard = _read_whole(config, judged, dtype, device), None
     else:
-        module, shard = _read_part(config, judged, dtype, mates)
-    eyes = open_eyes(module, judged.sight, config) if isinstance(judged.sight, Sight) else None
+        module, shard = _read_part(config, judged, dtype, peers)
+    tower = take_tower(module, judged.vision, config) if isinstance(judged.vision, VisionSupport) else None
     witness = hear(module)
     sums = None if shard is None else shard.sums
     shape, scorings = witness.shape, settle(module, witness, sums=sums)
@@ -165,8 +165,8 @@ def _load(config: EngineConfig, mates: Mates | None) -> LoadedModel:
         eos_token_ids=read_eos_token_ids(judged, Path(config.path)),
         narrowing=Narrowing(module),
         scorings=scorings,
-        eyes=eyes if isinstance(eyes, Eyes) else None,
-        blindness=next((each for each in (judged.sight, eyes) if isinstance(each, str)), None),
+        tower=tower if isinstance(tower, VisionTower) else None,
+        why_no_images=next((each for each in (judged.vision, tower) if isinstance(each, str)), None),
         kernels=kernels,
         shard=shard,
     )
@@ -185,17 +185,17 @@ def _read_whole(config: EngineConfig, judged: Judged, dtype: torch.dtype, device
     return read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
 
 
-def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, mates: Mates) -> tuple[PreTrainedModel, Shard]:
+def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, peers: Peers) -> tuple[PreTrainedModel, Shard]:
     """This process's shard, when all of them are there: from then on what it computes is summed with theirs."""
-    device = mates.sums.device
-    division = divide(judged, mates.count, number=mates.number, weights=config.weights)
+    device = peers.sums.device
+    division = divide(judged, peers.count, number=peers.number, weights=config.weights)
     part = division.narrowed(judged)
-    num_in_memory = mates.count if device.type == "cpu" else 1
+    num_in_memory = peers.count if device.type == "cpu" else 1
     check_weights_fit(weight_bytes(part, dtype) * num_in_memory, device=device)
     module = read_module(config, part, dtype, division).to(device).eval().requires_grad_(False)
-    mates.meet()
-    sum_outputs(module.get_decoder(), mates.sums)
-    return module, Shard(division=division, sums=mates.sums, crew=mates if isinstance(mates, Crew) else None)
+    peers.meet()
+    sum_outputs(module.get_decoder(), peers.sums)
+    return module, Shard(division=division, sums=peers.sums, workers=peers if isinstance(peers, Workers) else None)
 
 
 def read_module(

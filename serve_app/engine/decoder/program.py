@@ -27,8 +27,8 @@ from serve_app.engine.decoder.openmp import are_asleep
 from serve_app.engine.decoder.program_parts import MOST_ROWS, Buffers, Parts
 from serve_app.engine.decoder.step import Step
 from serve_app.engine.kv.plan import Scoring
-from serve_app.engine.lora.banked import Parts as Changes
-from serve_app.engine.lora.tiles import ShelfTiles
+from serve_app.engine.lora.modules import Parts as Changes
+from serve_app.engine.lora.plan import ShelfTiles
 
 logger = logging.getLogger(__name__)
 

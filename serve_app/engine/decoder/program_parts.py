@@ -14,7 +14,7 @@ from serve_app.engine.cpu.sequence import Call, Spare
 from serve_app.engine.cpu.tokens import TokenKernels
 from serve_app.engine.decoder.layer import Heads, Layer, Product
 from serve_app.engine.decoder.norm import HeadNorms, RootMeanSquare
-from serve_app.engine.lora.banked import Parts as Changes
+from serve_app.engine.lora.modules import Parts as Changes
 from serve_app.engine.quantized.int8_kernels import RoundedRows
 
 MOST_ROWS = 192

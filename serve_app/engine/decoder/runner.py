@@ -19,8 +19,8 @@ from serve_app.engine.decoder.step import CurrentStep, Layout, Step, pack
 from serve_app.engine.gpu.graphs import Capture, CudaCapture, DecodeGraphs
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
-from serve_app.engine.lora.bank import AdapterBank
-from serve_app.engine.sampling.narrow import widened
+from serve_app.engine.lora.pool import AdapterBank
+from serve_app.engine.sampling.sampler import widened
 from serve_app.engine.scheduler.sequence import Batch
 
 
@@ -34,7 +34,7 @@ class Runner:
         self._current = CurrentStep()
         self._attention = PackedAttention(self._current, model.shape)
         model.module.set_attn_implementation(self._attention.name)
-        self._crew = model.crew
+        self._workers = model.workers
         self.graphs: DecodeGraphs | None = None
         self._loop = None
         if model.scorings is not None:
@@ -46,7 +46,7 @@ class Runner:
 
         num_places: sequences that may run at once
         """
-        if self._loop is None or self._crew is not None or not isinstance(self._storage, PageStorage):
+        if self._loop is None or self._workers is not None or not isinstance(self._storage, PageStorage):
             return
         loop = self._loop
         self.graphs = DecodeGraphs(
@@ -82,7 +82,7 @@ class Runner:
             logits = self.graphs.logits(layout, token_ids)
             if logits is not None:
                 return logits
-        with self._crew.computing(layout, by_modules=by_modules) if self._crew else nullcontext():
+        with self._workers.computing(layout, by_modules=by_modules) if self._workers else nullcontext():
             step = layout.step(self._storage, device=device, images=images)
             step = step if token_ids is None else replace(step, token_ids=token_ids)
             with self._adapted(step):

@@ -90,14 +90,14 @@ def pack(batch: Batch, storage: Storage) -> Layout:
     mixes: list[Mix] = []
     readings: list[Reading] = []
     for span in batch.spans:
-        sequence, holding = span.sequence, span.sequence.holding
+        sequence, holding = span.sequence, span.sequence.place.holding
         assert holding is not None, f"{sequence} has no place"
         first = len(token_ids)
         end, length = span.start + span.num_computed, span.num_computed
         token_ids += (*sequence.token_ids[span.start : span.end], *span.draft)
         positions += range(span.start, end)
         places += storage.places(holding, span.start, end)
-        mixes += [sequence.mix] * length
+        mixes += [sequence.place.mix] * length
         logit_rows += range(first, first + span.scores)
         if span.samples:
             logit_rows += range(first + span.length - 1, first + length)

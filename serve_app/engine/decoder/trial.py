@@ -10,12 +10,12 @@ from transformers import PreTrainedModel
 from serve_app.engine.decoder.building import NotDescribed, Scorings, build_loop, family_of
 from serve_app.engine.decoder.layout import lay_out
 from serve_app.engine.decoder.probe import CHUNKS, FEW_CHUNKS, Witness, check, compute_in_steps, distance, storage_for
-from serve_app.engine.tensor_parallel.collectives import Sums
+from serve_app.engine.tensor_parallel.collectives import Collectives
 
 logger = logging.getLogger(__name__)
 
 
-def settle(module: PreTrainedModel, witness: Witness, *, sums: Sums | None = None) -> Scorings | None:
+def settle(module: PreTrainedModel, witness: Witness, *, sums: Collectives | None = None) -> Scorings | None:
     """Lay a model's linears out for this machine and check it; say with what the loop is built where it may serve.
 
     sums: of a divided model, of which all shards are computed by the loop, or none
@@ -35,7 +35,7 @@ def settle(module: PreTrainedModel, witness: Witness, *, sums: Sums | None = Non
 
 
 @torch.inference_mode()
-def _try_loop(module: PreTrainedModel, witness: Witness, sums: Sums | None) -> str | None:
+def _try_loop(module: PreTrainedModel, witness: Witness, sums: Collectives | None) -> str | None:
     """Why the loop may not serve; None where it gives the model's own logits."""
     try:
         loop = build_loop(module, witness.shape, witness.scorings, sums=sums)

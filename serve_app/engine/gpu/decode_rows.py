@@ -10,7 +10,7 @@ from torch import Tensor
 from serve_app.engine.decoder.crossing import send_into
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.gpu.tiles import Tiles
-from serve_app.engine.lora.tiles import ShelfRows, ShelfTiles
+from serve_app.engine.lora.plan import ShelfRows, ShelfTiles
 
 NOWHERE = -1
 """The place of a row that nobody has: nothing of it is written, and nothing attended to."""

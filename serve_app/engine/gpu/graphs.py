@@ -18,8 +18,8 @@ from serve_app.engine.decoder.step import Layout, Step
 from serve_app.engine.gpu.block_tables import BlockTables
 from serve_app.engine.gpu.decode_rows import DecodeRows
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.lora.bank import AdapterBank, Standing
-from serve_app.engine.lora.tiles import ShelfRows
+from serve_app.engine.lora.plan import ShelfRows
+from serve_app.engine.lora.pool import AdapterBank, Standing
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.gpu.lora_kernels import expand, shrink
-from serve_app.engine.lora.plan import Resident
-from serve_app.engine.lora.shelf import Part, Stack
-from serve_app.engine.lora.tiles import Adding, ShelfTiles, lay_tiles
+from serve_app.engine.lora.buckets import Part, Stack
+from serve_app.engine.lora.plan import Adding, Resident, ShelfTiles, lay_tiles
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
-from serve_app.engine.tensor_parallel.workers import MirroredStorage
+from serve_app.engine.tensor_parallel.workers import ReplicatedStorage
 
 
 def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
@@ -18,8 +18,8 @@ def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
     bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
     num_blocks = model.kv_cache_bytes // bytes_per_block
     storage = _make_storage(config, model, num_blocks)
-    if model.crew is not None:
-        storage = MirroredStorage(storage, model.crew.note)
+    if model.workers is not None:
+        storage = ReplicatedStorage(storage, model.workers.note)
     return KeyValueStore(
         storage,
         num_blocks=num_blocks,

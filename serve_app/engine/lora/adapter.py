@@ -2,21 +2,96 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from serve_app.core.cards import AdapterRecord
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
-from serve_app.engine.lora.errors import AdapterRefused
-from serve_app.engine.lora.matching import MERGE, PREFIX, Matched, Matcher, Target, text_modules
-from serve_app.engine.lora.weights_file import WeightsFile
+from serve_app.engine.lora.matching import (
+    MERGE,
+    PREFIX,
+    AdapterRefused,
+    Matched,
+    Matcher,
+    Target,
+    converted,
+    text_modules,
+)
 from serve_app.engine.quantized.linear import QuantisedLinear
+
+MAX_READ_BYTES = 1 << 30
+
+
+class WeightsFile:
+    """A file that is read again each time its adapter moves in, and must not have changed meanwhile.
+
+    It is copied by plain reads, never mapped: a mapped file that somebody truncates ends the process (SIGBUS), a
+    short read is an error like any other. The first whole read fixes a digest of the contents, and every later read
+    must give the same; what the file system says of the file decides only until then. So an operator may
+
+    - replace the file by an equal one (another inode, other times): nothing happens;
+    - replace it by another, atomically or in place: the adapter keeps its slot while it has one, and what moves in
+      afterwards fails with a reason, until the adapter is registered anew under its new version;
+    - truncate or remove it: the same.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp = _stamp(path.stat())
+        self._digest: bytes | None = None
+
+    def read(self) -> bytes:
+        """Give the contents. Raises AdapterRefused where they are not those of the registered version."""
+        try:
+            data, is_steady = self._read_all()
+        except OSError as error:
+            raise AdapterRefused(f"{self.path.name} cannot be read any more: {error}") from error
+        digest = hashlib.sha256(data).digest()
+        if self._digest is None and is_steady:
+            self._digest = digest
+        if digest != self._digest:
+            raise self._changed("its contents are others")
+        return data
+
+    def _read_all(self) -> tuple[bytes, bool]:
+        """The contents, and whether the file was all the while as it was when first seen."""
+        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            before = _stamp(os.fstat(handle))
+            num_bytes = self._stamp[0]
+            if before[0] != num_bytes:
+                raise self._changed(f"it has {before[0]} bytes, not {num_bytes}")
+            chunks: list[bytes] = []
+            done = 0
+            while done < num_bytes:
+                chunk = os.pread(handle, min(num_bytes - done, MAX_READ_BYTES), done)
+                if not chunk:
+                    raise self._changed(f"it ended after {done} of {num_bytes} bytes")
+                chunks.append(chunk)
+                done += len(chunk)
+            data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return data, self._stamp == before == _stamp(os.fstat(handle))
+        finally:
+            os.close(handle)
+
+    def _changed(self, how: str) -> AdapterRefused:
+        return AdapterRefused(f"{self.path.name} has changed on disk since the adapter was registered: {how}")
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Size, time of the last change, and identity of a file."""
+    return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+
 
 LINEARS = (nn.Linear, Conv1D, PackedLinear, LinearPart, QuantisedLinear)
 Shape: TypeAlias = tuple[int, ...]
@@ -210,3 +285,77 @@ def _is_copy(saved: Tensor, stored: Any) -> bool:
 
 def _told(names: Collection[str]) -> str:
     return ", ".join([*names][:MAX_TOLD]) + (f" and {len(names) - MAX_TOLD} more" if len(names) > MAX_TOLD else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """The change to one weight: y += up @ (down @ x), where scaling is inside `up` already.
+
+    down: [rank, in];  up: [out, rank]; of experts [experts, rank, in] and [experts, out, rank]
+    gain: [out], DoRA's m / |W + up @ down|, by which the module's output without bias is multiplied; None is 1
+    """
+
+    down: Tensor
+    up: Tensor
+    gain: Tensor | None = None
+
+    @property
+    def is_inert(self) -> bool:
+        """Whether it leaves the module as it is, up to what the dtype cannot tell apart."""
+        if bool(self.down.any()) and bool(self.up.any()):
+            return False
+        return self.gain is None or bool(((self.gain.float() - 1).abs() <= 4 * torch.finfo(self.gain.dtype).eps).all())
+
+
+@torch.no_grad()
+def read_weights(
+    adapter: Adapter, model: nn.Module, linears: Mapping[str, nn.Module] | None, *, dtype: torch.dtype
+) -> dict[str, LowRank]:
+    """Read an adapter's file and give what it does to each weight, on the CPU.
+
+    model:   or its shapes, as PEFT's conversion asks for
+    linears: by name, with their weights; None where nothing is to be computed, and DoRA's gains are left out
+
+    Raises AdapterRefused where the file has changed since it was registered, a value is not finite in the model's
+    dtype, or nothing would change.
+    """
+    try:
+        tensors = converted(model, load(adapter.file.read()), is_older=adapter.is_older)
+    except SafetensorError as error:
+        raise AdapterRefused(f"{adapter.file.path.name}: {error}") from error
+    weights = {}
+    for name, change in adapter.changes.items():
+        linear = None if linears is None or change.magnitude is None else linears[name]
+        weights[name] = _low_rank(name, change, tensors, linear, dtype=dtype)
+    if all(low_rank.is_inert for low_rank in weights.values()):
+        raise AdapterRefused(
+            f"inert: lora_A or lora_B is zero in all of its {len(weights)} modules, so that it changes nothing"
+            " (an adapter that was saved before it was trained looks like this; save it again after training)"
+        )
+    return weights
+
+
+def _low_rank(
+    name: str, change: Change, tensors: Mapping[str, Tensor], linear: nn.Module | None, *, dtype: torch.dtype
+) -> LowRank:
+    scaling, experts = change.target.scaling, change.target.experts
+    down, up = tensors[change.down], tensors[change.up].float() * scaling
+    gain = None
+    if experts is not None:  # as PEFT lays them out
+        down, up = down.unflatten(0, (experts, -1)), up.unflatten(1, (-1, experts)).permute(2, 0, 1)
+    if linear is not None and change.magnitude is not None:
+        merged = weight_of(linear).detach().float().cpu() + up @ down.float()
+        gain = tensors[change.magnitude].float().flatten() / torch.linalg.vector_norm(merged, dim=1)
+        gain = _finite(gain.to(dtype), f"module {name}: DoRA's gain")
+    return LowRank(
+        down=_finite(down.to(dtype), f"tensor {change.down}"),
+        up=_finite(up.to(dtype), f"tensor {change.up}, scaled by {scaling:g},"),
+        gain=gain,
+    )
+
+
+def _finite(tensor: Tensor, what: str) -> Tensor:
+    if not torch.isfinite(tensor).all():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        raise AdapterRefused(f"{what} holds values that are not finite in {dtype}")
+    return tensor

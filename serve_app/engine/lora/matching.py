@@ -26,7 +26,11 @@ from transformers.pytorch_utils import Conv1D
 from serve_app.core.weight_files import weight_files
 from serve_app.engine.decoder.judgement import judge
 from serve_app.engine.decoder.weights import shapes_of
-from serve_app.engine.lora.errors import AdapterRefused
+
+
+class AdapterRefused(ValueError):
+    """The adapter does not fit the model or needs what the engine does not carry out; the message says what."""
+
 
 T = TypeVar("T")
 

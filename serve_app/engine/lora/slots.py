@@ -9,7 +9,7 @@ from concurrent.futures import Executor, Future, wait
 from typing import Any
 
 from serve_app.core.names import ModelRef
-from serve_app.engine.lora.errors import AdapterRefused
+from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 
 logger = logging.getLogger(__name__)

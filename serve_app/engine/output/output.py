@@ -38,33 +38,33 @@ class Output:
         self._reporter = PromptReporter(tokenizer)
         self._eos_token_ids = eos_token_ids
         self._max_forced = max_forced
-        self._gathering = Gathering()
+        self._coalescer = Coalescer()
         self.num_forced = 0
 
     def commit(self, batch: Batch, sampled: Items[SampledSpan]) -> list[Delta]:
         """Carry a step's results into its sequences; return what each gained. A failure is one sequence's alone."""
         deltas: list[Delta] = []
-        self._gathering.begin()
+        self._coalescer.begin()
         for span, result in zip(batch.spans, sampled, strict=True):
             try:
                 gained = _recorded(span.sequence, self._commit_one(span, result))
-                deltas += self._gathering.take(span.sequence, gained)
+                deltas += self._coalescer.take(span.sequence, gained)
             except Exception:
                 extra = about([span.sequence.request.client_request_id])
                 logger.exception("what a step gave to %s could not be taken over", span.sequence, extra=extra)
                 if not span.sequence.is_finished:
                     failure = _fail(span.sequence, "the engine failed to take over what it had computed")
-                    deltas += self._gathering.take(span.sequence, [failure])
+                    deltas += self._coalescer.take(span.sequence, [failure])
         return deltas
 
     def finish_unsampled(self, sequence: Sequence) -> list[Delta]:
         """End a request for which nothing is to be generated, its siblings with it."""
         deltas = []
-        for one in (sequence, *sequence.siblings):
+        for one in (sequence, *sequence.forks):
             report = self._reporter.report(one)
             finish = one.end(FinishReason.LENGTH)
             deltas.append(Delta(request_id=one.request.request_id, sample=one.sample, prompt=report, finish=finish))
-        sequence.siblings = []
+        sequence.forks = []
         return deltas
 
     def _commit_one(self, span: Span, result: SampledSpan) -> list[Delta]:
@@ -105,7 +105,7 @@ class Output:
             token_ids.append(result.token_id)
             text += self._take(sequence, result.token_id, result.scored)
             text += self._force(sequence, token_ids)
-        sequence.num_shown_chars += len(text)
+        sequence.shown.num_chars += len(text)
         return Delta(
             request_id=sequence.request.request_id,
             sample=sequence.sample,
@@ -143,9 +143,9 @@ class Output:
         completes = not ends and not is_held and _completes(sequence, token_id)
         shows = not ends or self._shows_end(sequence, token_id)
         if scored is not None:
-            detokenizer = sequence.detokenizer
+            detokenizer = sequence.shown.detokenizer
             offset = detokenizer.place_of(token_id) if shows else detokenizer.num_chars
-            sequence.pending_logprobs.append(self._token_logprob(scored, offset))
+            sequence.shown.logprobs.append(self._token_logprob(scored, offset))
         text = self._text(sequence, token_id) if shows else ""
         is_late = self._is_late(sequence, text)
         return text + self._finish(
@@ -157,8 +157,8 @@ class Output:
         limit_s = sequence.request.stop.max_predict_s
         if not limit_s:
             return False
-        sequence.first_taken_at = sequence.first_taken_at or self._clock()
-        return "\n" in text and self._clock() - sequence.first_taken_at > limit_s
+        sequence.shown.first_token_at = sequence.shown.first_token_at or self._clock()
+        return "\n" in text and self._clock() - sequence.shown.first_token_at > limit_s
 
     def _ends(self, sequence: Sequence, token_id: int) -> bool:
         """Whether the token ends the sequence by itself; `_shows_end` says whether its text is shown then."""
@@ -176,10 +176,10 @@ class Output:
     @staticmethod
     def _text(sequence: Sequence, token_id: int) -> str:
         """What the token lets be shown. Before the least number of tokens, stop strings are text like any other."""
-        text = sequence.detokenizer.feed(token_id)
+        text = sequence.shown.detokenizer.feed(token_id)
         if sequence.num_taken < sequence.request.stop.min_tokens:
             return text
-        return sequence.stop_matcher.feed(text)
+        return sequence.shown.ending.feed(text)
 
     @staticmethod
     def _finish(sequence: Sequence, *, is_over: bool, is_late: bool, stop_token: int | None) -> str:
@@ -187,7 +187,7 @@ class Output:
 
         is_over: a token or the constraint ends it;  stop_token: that token;  is_late: its time does
         """
-        matcher = sequence.stop_matcher
+        matcher = sequence.shown.ending
         text = ""
         is_long = is_late or sequence.num_taken >= sequence.max_tokens
         if (is_over or is_long) and matcher.matched is None:
@@ -204,9 +204,9 @@ class Output:
     @staticmethod
     def _shown_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
         """Log-probabilities of tokens whose text begins in what is shown; at the end all but those of a stop string."""
-        pending = sequence.pending_logprobs
-        shown = sequence.num_shown_chars
-        is_cut = sequence.stop_matcher.matched is not None
+        pending = sequence.shown.logprobs
+        shown = sequence.shown.num_chars
+        is_cut = sequence.shown.ending.matched is not None
         if sequence.is_finished and not is_cut:
             count = len(pending)
         else:
@@ -220,7 +220,7 @@ class Output:
         sequence = span.sequence
         if not result.prompt:
             return
-        notes = sequence.prompt_logprobs
+        notes = sequence.shown.prompt_logprobs
         assert len(notes) == span.start, f"{sequence}: scored {len(notes)} positions of {span.start}"
         notes += [self._token_logprob(scored, 0) for scored in result.prompt]
 
@@ -312,7 +312,7 @@ class Period:
         self._ends_at = self._clock() + self._length_s
 
 
-class Gathering:
+class Coalescer:
     """What a router gets of a completion in every step costs it as much whether it is sent on or kept. So of those that
     are answered whole the first delta goes at once, the others together: when one of them ends, or a period is over,
     which is for all of them at the same step.
@@ -335,11 +335,11 @@ class Gathering:
         if not sequence.request.is_read_whole or len(deltas) != 1:
             return deltas
         (last,) = deltas
-        gathered = [*sequence.gathered, last]
+        gathered = [*sequence.shown.deltas, last]
         if not (self._is_due or last.prompt or last.finish or last.error):
-            sequence.gathered = gathered
+            sequence.shown.deltas = gathered
             return []
-        sequence.gathered = []
+        sequence.shown.deltas = []
         if last.error is None:
             return [joined(gathered)]
         return [joined(gathered[:-1]), last] if len(gathered) > 1 else [last]

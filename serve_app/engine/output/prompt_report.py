@@ -21,22 +21,22 @@ class PromptReporter:
 
     def report(self, sequence: Sequence) -> PromptReport | None:
         """What is to be said now; None where it was said, or is another sample's to say."""
-        if sequence.sample != 0 or sequence.was_reported:
+        if sequence.sample != 0 or sequence.shown.is_prompt_reported:
             return None
         request = sequence.request
         prompt_ids = sequence.token_ids[: sequence.prompt_length]
         wanted, scored, logprobs = request.logprobs, None, None
         if wanted is not None and wanted.scores_prompt:
-            scored = self._scored(prompt_ids, sequence.prompt_logprobs)
+            scored = self._scored(prompt_ids, sequence.shown.prompt_logprobs)
             logprobs = self._placed(sequence, scored) if wanted.prompt else None
         text = self._echoed(sequence) if request.echo else None
-        sequence.was_reported = True
-        sequence.prompt_logprobs = []
+        sequence.shown.is_prompt_reported = True
+        sequence.shown.prompt_logprobs = []
         return PromptReport(
             num_tokens=sequence.prompt_length,
-            num_cached_tokens=sequence.num_cached_tokens,
-            num_dropped_tokens=sequence.num_dropped_tokens,
-            queue_s=max(0.0, (sequence.started_at or sequence.arrived_at) - sequence.arrived_at),
+            num_cached_tokens=sequence.place.num_cached_tokens,
+            num_dropped_tokens=sequence.shown.num_dropped_tokens,
+            queue_s=max(0.0, (sequence.place.started_at or sequence.place.arrived_at) - sequence.place.arrived_at),
             text=text,
             logprobs=logprobs,
             whole_logprobs=scored if wanted is not None and wanted.whole_prompt is not None else None,
@@ -50,7 +50,7 @@ class PromptReporter:
         written = _written(sequence)
         if written is not None:
             return written
-        shown = sequence.shown_prompt
+        shown = sequence.shown.prompt
         prompt_ids = sequence.token_ids[shown.start : shown.stop]
         return self._meaning(sequence, prompt_ids)[self._num_cut(sequence, prompt_ids) :]
 
@@ -61,7 +61,7 @@ class PromptReporter:
 
     def _placed(self, sequence: Sequence, scored: Items[TokenLogprob]) -> tuple[TokenLogprob, ...]:
         """Give each echoed token its place in the echoed text; one that goes on with a character cut off is at 0."""
-        shown = scored[sequence.shown_prompt.start : sequence.shown_prompt.stop]
+        shown = scored[sequence.shown.prompt.start : sequence.shown.prompt.stop]
         prompt_ids = [entry.token_id for entry in shown]
         places = self._places(sequence, prompt_ids)
         placed = [replace(entry, offset=place) for entry, place in zip(shown, places, strict=True)]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.crossing import sent
-from serve_app.engine.sampling.scratch import Scratch
+from serve_app.engine.sampling.candidates import Scratch
 from serve_app.engine.scheduler.sequence import Sequence
 
 

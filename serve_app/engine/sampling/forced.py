@@ -7,7 +7,7 @@ not. A forced text could be written in several ways of tokens; the mask allows t
 from __future__ import annotations
 
 from serve_app.engine.sampling.logprobs import Scored
-from serve_app.engine.sampling.mirostat import next_mu
+from serve_app.engine.sampling.stages import next_mu
 from serve_app.engine.scheduler.sequence import Sequence
 
 

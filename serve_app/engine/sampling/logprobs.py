@@ -8,14 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.vocabulary import ALL, VocabularyKernels, bounds_of
-from serve_app.engine.sampling.candidates import block_maxima, sorted_largest
-from serve_app.engine.sampling.racing import kernels_for
-from serve_app.engine.sampling.scratch import Scratch
-from serve_app.engine.sampling.whole import light_weights, row_sums
-
-ROWS_AT_ONCE = 64
-"""Of which sums of blocks are there, 20 KB each."""
+from serve_app.engine.sampling.candidates import Scratch, block_weights, sorted_largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,29 +53,8 @@ def _ranks(logits: Tensor, targets: Sequence[int]) -> list[int]:
 
 
 def log_totals(logits: Tensor, scratch: Scratch) -> Tensor:
-    """ln of each row's sum of exponentials, in the memory of a few rows; [rows, vocab] float32 -> [rows] float64"""
-    highest = block_maxima(logits).amax(-1)
-    kernels = kernels_for(logits)
-    if kernels is None:
-        sums = torch.cat([_total(logits[row : row + 1], highest[row : row + 1], scratch) for row in range(len(logits))])
-    else:
-        sums = _totals(kernels, logits, highest)
-    return highest.double() + torch.log(sums)
-
-
-def _total(row: Tensor, highest: Tensor, scratch: Scratch) -> Tensor:
-    """[1, vocab] float32, [1] -> [1] float64"""
-    return row_sums(light_weights(row, highest, torch.ones(1, dtype=torch.float64, device=row.device), scratch))
-
-
-def _totals(kernels: VocabularyKernels, logits: Tensor, highest: Tensor) -> Tensor:
-    """[rows, vocab] float32, [rows] -> [rows] float64"""
-    sums = torch.empty(len(logits), dtype=torch.float64)
-    for first in range(0, len(logits), ROWS_AT_ONCE):
-        own = sums[first : first + ROWS_AT_ONCE]
-        rows = range(first, first + len(own))
-        weights = kernels.weigh(
-            logits, rows, highest[first : first + ROWS_AT_ONCE], torch.ones(len(own)), *bounds_of([ALL] * len(own))
-        )
-        own.copy_(torch.cumsum(weights, dim=-1)[:, -1])
-    return sums
+    """Return ln of each row's sum of exponentials; [rows, vocab] float32 -> [rows] float64"""
+    rows = list(range(len(logits)))
+    ones = torch.ones(len(rows), dtype=torch.float64, device=logits.device)
+    sums, highest = block_weights(logits, rows, ones, scratch)
+    return highest.double() + torch.log(torch.cumsum(sums, dim=-1)[:, -1])

@@ -1,4 +1,8 @@
-"""Chooses the next token of each row, exactly, and reports log-probabilities."""
+"""Chooses the next token of each row, exactly, and reports log-probabilities.
+
+On a CPU each row is drawn as it is looked at (`Sampler.choose`). On a device the draws of a step are launched together
+and looked at once (`launch`); the few that this leaves open are drawn as on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,85 @@ from math import isfinite, log
 import torch
 from torch import Tensor
 
-from serve_app.engine.cpu.likeliest import likeliest_kernel
-from serve_app.engine.decoder.crossing import Land
-from serve_app.engine.sampling.blind import is_usual
-from serve_app.engine.sampling.candidates import likeliest
-from serve_app.engine.sampling.draw import Drawn, draw_tokens
+from serve_app.engine.cpu.likeliest import Likeliest, likeliest_kernel
+from serve_app.engine.decoder.crossing import Land, Landing, sent
+from serve_app.engine.sampling.candidates import Scratch, block_maxima, likeliest, row_sums, sorted_largest, take_rows
+from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.launching import Launched, Looks, launch
 from serve_app.engine.sampling.logprobs import Scored, score
-from serve_app.engine.sampling.masking import EXHAUSTED, Exhausted, is_allowed, restrict
-from serve_app.engine.sampling.masks import StepMasks
-from serve_app.engine.sampling.mirostat import next_mu
-from serve_app.engine.sampling.racing import kernels_of
-from serve_app.engine.sampling.scratch import Scratch
+from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, allowed_on, is_allowed, restrict
+from serve_app.engine.sampling.stages import next_mu
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
+
+FACTS = 5
+"""Numbers of each row that are looked at: its token, three flags, the probability."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """What was drawn, by the sequence's identity, and how likely it was where that was asked for.
+
+    open: places of those that have to be drawn where each stage is looked at
+    """
+
+    drawn: dict[int, Drawn | Exhausted | None]
+    scored: dict[int, Scored]
+    open: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Draws for some sequences, usual ones, on their way to the host.
+
+    token_ids: [rows] int64, on the device; of a row that is open, or has no numbers, anything
+    scoring:   by number of likeliest tokens, the rows whose log-probabilities come along
+    """
+
+    sequences: Items[Sequence]
+    token_ids: Tensor
+    scoring: dict[int, list[int]]
+    landing: Landing
+
+    def take(self, places: list[int]) -> Tensor:
+        """The tokens at these places, on the device."""
+        if places == list(range(len(self.sequences))):
+            return self.token_ids
+        return self.token_ids.index_select(0, sent(torch.tensor(places), self.token_ids.device))
+
+    def tokens_on_device(self) -> list[int]:
+        """Wait for them, and tell which tokens the device has, those of open rows too."""
+        return [int(number) for number in self.landing.wait()[: len(self.sequences)].tolist()]
+
+    def look(self) -> Looks:
+        """Wait for them."""
+        numbers: list[float] = self.landing.wait().tolist()
+        count = len(self.sequences)
+        facts = [numbers[at * count : (at + 1) * count] for at in range(FACTS)]
+        drawn: dict[int, Drawn | Exhausted | None] = {}
+        left = []
+        rows = zip(self.sequences, *facts, strict=True)
+        for place, (sequence, token_id, is_finite, has_numbers, is_settled, probability) in enumerate(rows):
+            if not is_finite:
+                drawn[id(sequence)] = EXHAUSTED if has_numbers else None
+            elif is_settled:
+                drawn[id(sequence)] = Drawn(int(token_id), probability)
+            else:
+                left.append(place)
+        return Looks(drawn, self._scored(numbers[FACTS * count :], drawn), left)
+
+    def _scored(self, numbers: list[float], drawn: dict[int, Drawn | Exhausted | None]) -> dict[int, Scored]:
+        """numbers: of each group its tokens' log-probabilities, then the likeliest ids, then theirs"""
+        scored: dict[int, Scored] = {}
+        for num_top, places in self.scoring.items():
+            count, size = len(places), len(places) * num_top
+            own, ids, tops = numbers[:count], numbers[count : count + size], numbers[count + size : count + 2 * size]
+            for at, place in enumerate(places):
+                token, part = drawn.get(id(self.sequences[place])), slice(at * num_top, (at + 1) * num_top)
+                if isinstance(token, Drawn):
+                    top = tuple(zip(map(int, ids[part]), tops[part], strict=True))
+                    scored[id(self.sequences[place])] = Scored(token.token_id, own[at], top)
+            numbers = numbers[count + 2 * size :]
+        return scored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +134,10 @@ class Sampler:
     eos_token_ids: the model's own end tokens, out of play for sequences that must not end yet
     land: brings what was chosen on a device to the host, once per step; None looks at it as it is computed, which costs
           nothing on a CPU
-    vocab: what is made for one of that size is made now, and not within a step
     """
 
-    def __init__(
-        self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None, vocab: int = 0
-    ) -> None:
+    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None) -> None:
         if land is None:
-            kernels_of(vocab)
             likeliest_kernel()
         self._eos_token_ids = eos_token_ids
         self._land = land
@@ -95,7 +160,7 @@ class Sampler:
         others = [(span.sequence, row) for span, row in spans if self._land is None or not is_usual(span.sequence)]
         launched = None
         if self._land is not None and usual:
-            sequences, rows = [sequence for sequence, _ in usual], _take_rows(logits, [row for _, row in usual])
+            sequences, rows = [sequence for sequence, _ in usual], take_rows(logits, [row for _, row in usual])
             edited = edit_logits(rows, sequences, self._eos_token_ids, self._scratch)
             launched = launch(rows, edited, sequences, masks, self._land)
         return Begun(logits, batch, masks, usual, others, launched)
@@ -106,7 +171,7 @@ class Sampler:
         looks = Looks({}, {}, []) if begun.launched is None else begun.launched.look()
         drawn, logits = dict(looks.drawn), begun.logits
         if left := [*(begun.usual[place] for place in looks.open), *begun.others]:
-            sequences, rows = [sequence for sequence, _ in left], _take_rows(logits, [row for _, row in left])
+            sequences, rows = [sequence for sequence, _ in left], take_rows(logits, [row for _, row in left])
             chosen = self.choose(rows, sequences, begun.masks)
             drawn |= {id(sequence): result for sequence, result in zip(sequences, chosen, strict=True)}
         first_rows = begun.batch.first_rows
@@ -141,13 +206,12 @@ class Sampler:
     ) -> list[Drawn | Exhausted | None]:
         """Draw for rows from what their constraints allow."""
         bits = masks.bits[[masks.rows[id(sequence)] for sequence in sequences]]
-        restricted = restrict(_take_rows(edited, rows), bits)
+        restricted = restrict(take_rows(edited, rows), bits)
         return list(self._choose(restricted, sequences, list(range(len(rows))), likeliest(restricted)))
 
     def _choose(self, edited: Tensor, sequences: Items[Sequence], rows: list[int], best: Tensor) -> list[Drawn | None]:
         """Draw for these rows of many; sequences: theirs; best: [all rows] the likeliest tokens"""
-        highest = edited.gather(1, best[:, None])[:, 0].tolist()
-        is_finite = [isfinite(each) for each in highest]
+        is_finite = [isfinite(each) for each in edited.gather(1, best[:, None])[:, 0].tolist()]
         places = best.tolist()
         drawn: list[Drawn | None] = [
             _certain(places[row], sequence) if is_finite[row] else None
@@ -160,8 +224,7 @@ class Sampler:
         ]
         if random:
             drawing = [sequences[at] for at in random]
-            own = [rows[at] for at in random]
-            chosen = draw_tokens(edited, drawing, own, scratch=self._scratch, highest=[highest[row] for row in own])
+            chosen = draw_tokens(edited, drawing, [rows[at] for at in random], scratch=self._scratch)
             for at, result in zip(random, chosen, strict=True):
                 drawn[at] = result
                 _steer(sequences[at], result)
@@ -188,7 +251,7 @@ class Sampler:
         scored: dict[int, Scored] = {}
         for num_top, asking in wanted.items():
             identities, rows, targets = zip(*asking, strict=True)
-            found = score(_take_rows(logits, list(rows)), targets, num_top, self._scratch)
+            found = score(take_rows(logits, list(rows)), targets, num_top, self._scratch)
             scored |= zip(identities, found, strict=True)
         return scored
 
@@ -252,8 +315,104 @@ def _steer(sequence: Sequence, drawn: Drawn) -> None:
         state.mu = next_mu(state.mu, drawn.probability, tau=params.mirostat_tau, eta=params.mirostat_eta)
 
 
-def _take_rows(logits: Tensor, rows: list[int]) -> Tensor:
-    """These rows, without a copy where they are all of them in their order."""
-    if rows == list(range(logits.shape[0])):
+def is_usual(sequence: Sequence) -> bool:
+    """Say whether a sequence's draw is known by its token alone, so that the next step can be launched behind it.
+
+    Mirostat is steered by what was drawn; XTC alone needs every token in view as a rule; the distribution that is drawn
+    from is told by a look at it.
+    """
+    params, wanted = sequence.request.sampling, sequence.request.logprobs
+    if wanted is not None and wanted.post_sampling:
+        return False
+    return params.is_greedy or not (params.mirostat or params.xtc_probability)
+
+
+def launch(logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: StepMasks | None, land: Land) -> Launched:
+    """Begin the draws of usual sequences; waits for masks alone, which the host makes.
+
+    logits: [rows, vocab] float32, as they were given;  edited: the same with all edits but masks
+    """
+    edited = _restricted(edited, sequences, masks)
+    best = likeliest(edited)
+    is_finite = torch.isfinite(edited.gather(1, best[:, None])[:, 0])
+    choice = _chosen(edited, best, sequences)
+    flags = (is_finite, torch.isfinite(logits.amax(-1)), choice.is_settled)
+    numbers = [choice.token_ids.double(), *(each.double() for each in flags), choice.probabilities]
+    scoring = _scoring(sequences, logits.shape[-1])
+    for num_top, places in scoring.items():
+        there = sent(torch.tensor(places), logits.device)
+        numbers += score_blindly(logits.index_select(0, there), choice.token_ids.index_select(0, there), num_top)
+    return Launched(sequences, choice.token_ids, scoring, land(torch.cat(numbers)))
+
+
+def score_blindly(logits: Tensor, targets: Tensor, num_top: int) -> list[Tensor]:
+    """As `score`, in float64: log-probabilities of the targets [rows], ids of the likeliest, theirs, both flat.
+
+    logits: [rows, vocab] float32;  targets: [rows] int64
+    """
+    highest = block_maxima(logits).amax(-1)
+    weights = torch.sub(logits, highest[:, None]).exp_()
+    totals = highest.double() + torch.log(row_sums(weights))
+    own = logits.gather(1, targets[:, None])[:, 0] - totals
+    if not num_top:
+        return [own]
+    values, token_ids = sorted_largest(logits, num_top)
+    return [own, token_ids.double().flatten(), (values - totals[:, None]).flatten()]
+
+
+def _chosen(edited: Tensor, best: Tensor, sequences: Items[Sequence]) -> Choice:
+    """The likeliest tokens of greedy sequences, drawn ones of the others."""
+    certain = Choice(best, torch.ones(len(best), dtype=torch.float64, device=best.device), torch.ones_like(best).bool())
+    random = [row for row, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
+    if not random:
+        return certain
+    there = sent(torch.tensor(random), best.device)
+    drawn = draw_fast(edited, [sequences[row] for row in random], random)
+    return Choice(
+        certain.token_ids.index_copy(0, there, drawn.token_ids),
+        certain.probabilities.index_copy(0, there, drawn.probabilities),
+        certain.is_settled.index_copy(0, there, drawn.is_settled),
+    )
+
+
+def _restricted(edited: Tensor, sequences: Items[Sequence], masks: StepMasks | None) -> Tensor:
+    """A copy in which what constraints do not allow is -inf; the same where none of these rows is constrained."""
+    if masks is None:
+        return edited
+    bound = [row for row, sequence in enumerate(sequences) if id(sequence) in masks.rows]
+    if not bound:
+        return edited
+    masks.wait()
+    bits = masks.bits[[masks.rows[id(sequences[row])] for row in bound]]
+    there = sent(torch.tensor(bound), edited.device)
+    is_allowed = allowed_on(edited.device, bits, edited.shape[-1])
+    own = edited.index_select(0, there).masked_fill(~is_allowed, -torch.inf)
+    return edited.index_copy(0, there, own)
+
+
+def _scoring(sequences: Items[Sequence], vocab: int) -> dict[int, list[int]]:
+    scoring: dict[int, list[int]] = {}
+    for place, sequence in enumerate(sequences):
+        wanted = sequence.request.logprobs
+        if wanted is not None and wanted.top is not None:
+            scoring.setdefault(min(wanted.top, vocab), []).append(place)
+    return scoring
+
+
+def widened(logits: Tensor, batch: Batch) -> Tensor:
+    """In float32, but for bfloat16 of a batch that wants no more than the likeliest token of each row, where a kernel
+    finds it: to write and read four bytes for each token takes several times as long.
+
+    logits: [rows, vocab], of a step that computed the batch
+    """
+    if Likeliest.takes(logits) and all(map(_wants_the_likeliest, batch.spans)) and likeliest_kernel() is not None:
         return logits
-    return logits[torch.tensor(rows, device=logits.device)]
+    return logits.float()
+
+
+def _wants_the_likeliest(span: Span) -> bool:
+    if span.scores or span.draft:
+        return False
+    sequence = span.sequence
+    request = sequence.request
+    return not span.samples or (request.sampling.is_greedy and request.logprobs is None and sequence.matcher is None)

@@ -1,141 +1,452 @@
-"""The stages of the chain: each a pure function of sorted candidates, the rows' parameters and sums over the rest.
+"""The sampler chain: stages that divide logits or drop tokens, in the order that a request gives.
 
-A stage may assume that its parameter is not neutral: the chain keeps what it says only for rows where it is active.
-It drops tokens and says what it means for the tokens that are no candidates.
+A stage is a function of sorted candidates, the rows' parameters and sums over each row's distribution. It says what it
+drops among the candidates and what that means for all other tokens. `STAGES` is the table of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from math import inf, log, log2, nan
+from operator import attrgetter
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.sampling.candidates import Candidates, Rest
-from serve_app.engine.sampling.levels import AnyRow
-from serve_app.engine.sampling.moments import Moments, Need
-from serve_app.engine.sampling.parameters import Parameters
+from serve_app.core.request import SamplingParams
+from serve_app.engine.decoder.crossing import sent
+from serve_app.engine.sampling.candidates import (
+    Candidates,
+    Rest,
+    Scratch,
+    block_weights,
+    choose_candidates,
+    few_at_once,
+    row_sums,
+)
+from serve_app.engine.sampling.noise import Stream, key, keys_tensor, uniform
+from serve_app.engine.scheduler.sequence import Sequence
 
 LOWEST_TEMPERATURE = 1e-6
 ROUNDING = 1e-12  # a probability, or a sum of some, that misses its bound by so little has reached it
+NO_WEIGHT = 800.0  # nats below the highest at which a float64 exponential is 0
+NUM_ESTIMATED = 100  # so many likeliest tokens give Mirostat 1 its estimate of the distribution's shape
+XTC_HIGHEST_THRESHOLD = 0.5  # above it no two tokens can reach it
+
+_NAMES = tuple(
+    field.name for field in fields(SamplingParams) if type(field.default) in (int, float) and field.name != "seed"
+)
+_numbers_of = attrgetter(*_NAMES)
+_PLACES = {name: place for place, name in enumerate((*_NAMES, "xtc_applies", "mu"))}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The sampling parameters of several rows side by side.
+
+    Each number of `SamplingParams` is an attribute of that name, [rows] float64. Beside them are `mu`, the state of
+    Mirostat, and `xtc_applies`, 1 where this draw is one of those that XTC changes.
+
+    table: [attributes, rows] float64
+    keys:  [rows] int64, what decides the draws
+    """
+
+    table: Tensor
+    keys: Tensor
+
+    @classmethod
+    def of_sequences(cls, sequences: Items[Sequence], device: torch.device) -> Parameters:
+        """Read the parameters of the next draw of each sequence."""
+        rows = [(*_numbers_of(each.request.sampling), _xtc_applies(each), each.sampling_state.mu) for each in sequences]
+        table = torch.tensor(rows, dtype=torch.float64).view(len(rows), len(_PLACES)).t().contiguous()
+        table[_PLACES["min_keep"]].clamp_(min=1.0)
+        keys = keys_tensor([_token_key(each) for each in sequences], table.device)
+        return cls(table, keys).sent(device)
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.table[_PLACES[name]]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def of(self, rows: Tensor) -> Parameters:
+        """Return those of these rows [n]."""
+        return Parameters(self.table.index_select(1, rows), self.keys.index_select(0, rows))
+
+    def sent(self, device: torch.device) -> Parameters:
+        """Copy the host's own to the device, in one copy."""
+        if device.type == "cpu":
+            return self
+        there = sent(torch.cat((self.table.view(torch.int64), self.keys[None])), device)
+        return Parameters(there[:-1].view(torch.float64), there[-1])
+
+
+def _xtc_applies(sequence: Sequence) -> bool:
+    params = sequence.request.sampling
+    if params.xtc_probability <= 0.0 or params.xtc_threshold > XTC_HIGHEST_THRESHOLD:
+        return False
+    return uniform(params.seed, **_place(sequence), stream=Stream.XTC) < params.xtc_probability
+
+
+def _token_key(sequence: Sequence) -> int:
+    params = sequence.request.sampling
+    return key(params.seed, **_place(sequence), stream=Stream.MIROSTAT if params.mirostat else Stream.TOKEN)
+
+
+def _place(sequence: Sequence) -> dict[str, int]:
+    """Say where in the client's request a draw is made."""
+    return {
+        "prompt_index": sequence.request.prompt_index,
+        "sample": sequence.sample,
+        "position": sequence.num_tokens,
+    }
+
+
+def weights_of(candidates: Candidates) -> Tensor:
+    """Return what is proportional to the candidates' probabilities, [rows, k]; 0 where not in play."""
+    masked = candidates.masked_logits
+    return masked.sub_(masked.amax(-1, keepdim=True)).exp_() if masked.shape[-1] else masked
+
+
+class Sums:
+    """Sums over the tokens in play of each row, made when a stage asks for them.
+
+    `whole` are rows of which no stage has dropped a token: their sums run over the vocabulary, [rows, vocab] float32 as
+    it came to the chain. Those of all others run over the candidates in play. Each sum is [rows] float64.
+    """
+
+    def __init__(self, candidates: Candidates, logits: Tensor, whole: Items[int], scratch: Scratch) -> None:
+        self._candidates = candidates
+        self._logits = logits
+        self._whole = list(whole)
+        self._scratch = scratch
+
+    @cached_property
+    def _masked(self) -> Tensor:
+        return self._candidates.masked_logits
+
+    @cached_property
+    def highest(self) -> Tensor:
+        """The highest logit in play, of a candidate."""
+        return self._masked.amax(-1)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """[rows, k] of the candidates, exp(logit - highest), 0 where not in play."""
+        return torch.exp(self._masked - self.highest[:, None]) if self._masked.shape[-1] else self._masked
+
+    @cached_property
+    def cumulated(self) -> Tensor:
+        """[rows, k] each candidate's weight and those before it."""
+        return torch.cumsum(self.weights, dim=-1)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """The number of tokens in play."""
+        return self._with_whole(
+            self._candidates.num_kept.double(), lambda own, _: (own > -inf).sum(-1, dtype=torch.float64)
+        )
+
+    @cached_property
+    def log_total(self) -> Tensor:
+        """ln of the sum of exponentials of the logits: a logit less this is a log-probability."""
+        return self._put(self._own_total, self._whole_totals()) if self._whole else self._own_total
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """In nats."""
+        logprobs = self._masked - self._own_total[:, None]
+        terms = torch.exp(logprobs).mul_(logprobs.masked_fill(logprobs == -inf, 0.0))
+        return self._with_whole(-terms.cumsum_(-1)[:, -1] if terms.shape[-1] else self._own_total, self._entropy_of)
+
+    @cached_property
+    def deviation(self) -> Tensor:
+        """The standard deviation (of the population) of the logits."""
+        return self._with_whole(_deviation(self._candidates.logits, self._candidates.kept), self._deviation_of)
+
+    @cached_property
+    def _own_total(self) -> Tensor:
+        """`log_total` of the candidates alone; nan where there are none."""
+        if not self.weights.shape[-1]:
+            return torch.full_like(self._candidates.edge, nan)
+        return self.highest + torch.log(self.cumulated[:, -1])
+
+    def _whole_totals(self) -> Tensor:
+        """Add the candidates up in float64, the others in float32, in a quarter of the time."""
+        there = sent(torch.tensor(self._whole), self._logits.device)
+        ids, divisor = self._candidates.token_ids[there], self._candidates.divisor[there]
+        sums, highest = block_weights(self._logits, self._whole, divisor, self._scratch, without=ids)
+        own = self._candidates.logits[there] - (highest.double() / divisor)[:, None]
+        total = torch.cumsum(torch.cat((torch.exp(own), sums), dim=-1), dim=-1)[:, -1]
+        return highest.double() / divisor + torch.log(total)
+
+    def _entropy_of(self, own: Tensor, divisor: Tensor) -> Tensor:
+        scaled = self._scratch.copy("scaled", own, torch.float64).div_(divisor[:, None])
+        scaled.sub_(scaled.amax(-1, keepdim=True)).clamp_(min=-NO_WEIGHT)
+        weights = torch.exp(scaled, out=self._scratch.take("exponentials", scaled, torch.float64))
+        total = row_sums(weights)
+        return torch.log(total) - row_sums(weights.mul_(scaled)) / total
+
+    def _deviation_of(self, own: Tensor, divisor: Tensor) -> Tensor:
+        return _deviation(self._scratch.copy("scaled", own, torch.float64), own > -inf) / divisor
+
+    def _with_whole(self, sums: Tensor, of_whole: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Put what a function of logits and divisors says of the whole rows into the sums of the candidates."""
+        if not self._whole:
+            return sums
+        divisor = self._candidates.divisor[sent(torch.tensor(self._whole), self._logits.device)]
+        parts = [of_whole(own, divisor[part]) for part, own in few_at_once(self._logits, self._whole)]
+        return self._put(sums, torch.cat(parts))
+
+    def _put(self, sums: Tensor, of_whole: Tensor) -> Tensor:
+        return sums.index_copy(0, sent(torch.tensor(self._whole), sums.device), of_whole)
+
+
+def _deviation(logits: Tensor, kept: Tensor) -> Tensor:
+    values = logits.masked_fill(~kept, 0.0)
+    count = kept.sum(-1)
+    mean = row_sums(values) / count
+    squares = values.sub_(mean[:, None]).square_().masked_fill_(~kept, 0.0)
+    return torch.sqrt(row_sums(squares) / count)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One step of the chain.
 
-    on_full:   says the same of every token of a row that it is active for, and changes it
+    apply:     says of each row, as if it were active there, what it does to the candidates
     is_active: [rows] bool, which rows it changes at all
-    need:      the sums that it asks for
     drops:     whether it can drop tokens
-    share:     [rows] of all probability, what candidates must hold so that they settle the row; None is any
     """
 
-    apply: Callable[[Candidates, Parameters, Moments], Candidates]
-    on_full: Callable[[AnyRow, Parameters], None]
+    apply: Callable[[Candidates, Parameters, Sums], Candidates]
     is_active: Callable[[Parameters], Tensor]
-    need: Need = Need.NOTHING
     drops: bool = True
-    share: Callable[[Parameters], Tensor] | None = None
 
 
-def divide_by_temperature(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def run_chain(
+    candidates: Candidates,
+    chain: Items[Stage],
+    parameters: Parameters,
+    logits: Tensor,
+    scratch: Scratch,
+    *,
+    own: Parameters | None = None,
+) -> Candidates:
+    """Apply the stages one after the other, each to the rows where it is active; looks at no number of a device.
+
+    A row behind a stage that drops is GONE, where nothing but candidates is left of it, or UNKNOWN.
+
+    logits: [rows, vocab] float32, those that the candidates were chosen from
+    own:    the same parameters in the host's memory
+    """
+    own = own or parameters
+    has_dropped = torch.zeros(len(own.keys), dtype=torch.bool)
+    has_rest = candidates.logits.shape[-1] < logits.shape[-1]
+    for stage in chain:
+        is_active = stage.is_active(own)
+        if not is_active.any():
+            continue
+        whole = torch.nonzero(is_active & ~has_dropped)[:, 0].tolist() if has_rest else []
+        changed = stage.apply(candidates, parameters, Sums(candidates, logits, whole, scratch))
+        is_everywhere = bool(is_active.all())
+        candidates = changed if is_everywhere else candidates.merged(stage.is_active(parameters), changed)
+        if stage.drops:
+            has_dropped |= is_active
+    return candidates
+
+
+def run_whole_chain(logits: Tensor, chain: Items[Stage], parameters: Parameters, scratch: Scratch) -> Candidates:
+    """Apply the chain to every token of one row, all of them candidates: what the fast way is measured by.
+
+    logits: [1, vocab] float32;  parameters: of one row in the host's memory
+    """
+    found = choose_candidates(logits, logits.shape[-1])
+    for stage in chain:
+        if bool(stage.is_active(parameters)[0]):
+            found = stage.apply(found, parameters, Sums(found, logits, (), scratch))
+            found = found.narrowed() if stage.drops else found
+    return found
+
+
+def order_of(params: SamplingParams) -> tuple[str, ...]:
+    """Name the stages that these parameters run, in their order."""
+    if params.mirostat:
+        return ("temperature", f"mirostat_{params.mirostat}")
+    return tuple(name for name in params.samplers if name in STAGES)
+
+
+def stages_of(order: Items[str]) -> list[Stage]:
+    """Return the stages of these names."""
+    return [stage for name in order for stage in STAGES[name]]
+
+
+def can_drop(chain: Items[Stage], parameters: Parameters) -> Tensor:
+    """Say of which rows any stage can drop a token, [rows] bool."""
+    drops = torch.zeros(len(parameters.keys), dtype=torch.bool)
+    for stage in chain:
+        if stage.drops:
+            drops |= stage.is_active(parameters)
+    return drops
+
+
+def divide_by_temperature(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+    """Divide the logits by the temperature."""
     return _divide(candidates, parameters.temperature)
 
 
-def divide_by_dynamic_temperature(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def divide_by_dynamic_temperature(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
     """Let the temperature follow the entropy.
 
     T = low + (high - low) * (H / ln n) ** exponent, with low, high = temperature ∓ range, low at least 0, and H the
     entropy of the n tokens in play (`llama_sampler_temp_ext`, after koboldcpp's). A single token is left alone.
     """
-    return _divide(candidates, dynamic_temperature(parameters, moments.entropy, moments.count))
+    spread = parameters.dynamic_temperature_range
+    low = (parameters.temperature - spread).clamp(min=0.0)
+    high = parameters.temperature + spread
+    relative = (sums.entropy / torch.log(sums.count)).clamp(0.0, 1.0)
+    temperature = low + (high - low) * relative**parameters.dynamic_temperature_exponent
+    temperature = torch.where(sums.count > 1, temperature.clamp(min=LOWEST_TEMPERATURE), 1.0)
+    return _divide(candidates, temperature)
 
 
-def keep_top_n_sigma(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def keep_top_n_sigma(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
     """Keep logits within n standard deviations of the highest (Tang et al., "Top-nσ", 2024)."""
-    lowest = candidates.highest[:, 0] - parameters.top_n_sigma * moments.deviation
+    lowest = sums.highest - parameters.top_n_sigma * sums.deviation
     return _cut(candidates, candidates.logits >= lowest[:, None], candidates.edge >= lowest)
 
 
-def keep_top_k(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def keep_top_k(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
     """Keep the k likeliest; of equals those with lower ids."""
-    return keep_first(candidates, parameters.top_k)
+    return _keep_first(candidates, parameters.top_k)
 
 
-def keep_typical(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def keep_typical(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
     """Keep the smallest set that reaches p, those whose surprise is closest to the entropy first.
 
     Meister et al., "Locally typical sampling", 2022. Of equally typical tokens the likelier goes first. Tokens that
     are no candidates have a surprise of at least the edge's, so they come after any candidate closer than that.
     """
-    surprise = moments.log_total[:, None] - candidates.logits
-    distance = (surprise - moments.entropy[:, None]).abs().masked_fill(~candidates.kept, torch.inf)
-    distance, order = torch.sort(distance, dim=-1, stable=True)
+    surprise = sums.log_total[:, None] - candidates.logits
+    distance = (surprise - sums.entropy[:, None]).abs().masked_fill(~candidates.kept, inf)
+    order = _rising_order(distance)
+    distance = distance.gather(1, order)
     probabilities = torch.exp(-surprise).masked_fill(~candidates.kept, 0.0).gather(1, order)
     cumulated = torch.cumsum(probabilities, dim=-1)
     places = torch.arange(order.shape[-1], device=order.device)
     bound = parameters.typical_p - ROUNDING
     chosen = (cumulated - probabilities < bound[:, None]) | (places < parameters.min_keep[:, None])
-    farthest = distance.masked_fill(~(chosen & (distance < torch.inf)), -torch.inf).amax(-1)
+    farthest = distance.masked_fill(~(chosen & (distance < inf)), -inf).amax(-1)
     is_full = (cumulated[:, -1] >= bound) & (candidates.num_kept >= parameters.min_keep)
-    is_inside = is_full & (farthest < moments.log_total - candidates.edge - moments.entropy)
+    is_inside = is_full & (farthest < sums.log_total - candidates.edge - sums.entropy)
     return _cut(candidates, torch.zeros_like(chosen).scatter(1, order, chosen), ~is_inside)
 
 
-def keep_top_p(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def _rising_order(distance: Tensor) -> Tensor:
+    """Return the columns by rising distance, ties by rising column; [rows, n] float64, at least 0.
+
+    Their bits rise as they do, and integers are sorted in a few passes over one row.
+    """
+    bits = distance.view(torch.int64)
+    if len(bits) == 1:
+        return torch.sort(bits[0], stable=True).indices[None]
+    return torch.sort(bits, dim=-1, stable=True).indices
+
+
+def keep_top_p(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
     """Keep the smallest likeliest set that reaches p (Holtzman et al., 2020); the token that crosses it stays."""
-    probabilities = torch.exp(candidates.masked_logits - moments.log_total[:, None])
-    cumulated = torch.cumsum(probabilities, dim=-1)
-    bound = parameters.top_p - ROUNDING
-    keep = cumulated - probabilities < bound[:, None]
-    reaches_rest = cumulated[:, -1] < bound
-    return _cut_with_min_keep(candidates, parameters, keep, reaches_rest)
+    bound = (parameters.top_p - ROUNDING) * torch.exp(sums.log_total - sums.highest)
+    keep = sums.cumulated - sums.weights < bound[:, None]
+    return _cut_with_min_keep(candidates, parameters, keep, sums.cumulated[:, -1] < bound)
 
 
-def keep_min_p(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def keep_min_p(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
     """Keep what has at least min_p times the highest probability (Nguyen et al., 2024)."""
-    lowest = candidates.highest[:, 0] + torch.log(parameters.min_p)
+    lowest = sums.highest + torch.log(parameters.min_p)
     keep = candidates.logits >= lowest[:, None]
     return _cut_with_min_keep(candidates, parameters, keep, candidates.edge >= lowest)
 
 
-def exclude_top_choices(candidates: Candidates, parameters: Parameters, moments: Moments) -> Candidates:
+def exclude_top_choices(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
     """Of the tokens at or above the threshold drop all but the least likely (XTC, Weidmann 2024).
 
     Nothing is dropped where fewer than min_keep tokens would stay.
     """
-    lowest = torch.log(parameters.xtc_threshold) + moments.log_total - ROUNDING
+    lowest = torch.log(parameters.xtc_threshold) + sums.log_total - ROUNDING
     above = candidates.kept & (candidates.logits >= lowest[:, None])
     num_dropped = (above.sum(-1) - 1).clamp(min=0)
-    num_dropped = torch.where(moments.count - num_dropped >= parameters.min_keep, num_dropped, 0)
-    kept = candidates.kept & (candidates.ranks > num_dropped[:, None])
-    has_rest = candidates.rest != Rest.GONE
-    rest = torch.where(has_rest & (num_dropped > 0), Rest.PIERCED, candidates.rest)
-    rest = torch.where(has_rest & (candidates.edge >= lowest), Rest.UNKNOWN, rest)
-    return replace(candidates, kept=kept, rest=rest)
+    num_dropped = torch.where(candidates.num_kept - num_dropped >= parameters.min_keep, num_dropped, 0)
+    has_rest = torch.ones_like(candidates.rest, dtype=torch.bool)
+    return _cut(candidates, candidates.ranks > num_dropped[:, None], has_rest)
 
 
-def dynamic_temperature(parameters: Parameters, entropy: Tensor, count: Tensor) -> Tensor:
-    """The temperature at this entropy of so many tokens in play; [rows] float64 each"""
-    spread = parameters.dynamic_temperature_range
-    low = (parameters.temperature - spread).clamp(min=0.0)
-    high = parameters.temperature + spread
-    relative = (entropy / torch.log(count)).clamp(0.0, 1.0)
-    temperature = low + (high - low) * relative**parameters.dynamic_temperature_exponent
-    return torch.where(count > 1, temperature.clamp(min=LOWEST_TEMPERATURE), 1.0)
+def keep_by_zipf(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+    """Estimate the exponent of Zipf's law and keep as many tokens as give the wanted surprise (Mirostat 1).
+
+    Basu et al., "Mirostat: a neural text decoding algorithm that directly controls perplexity", ICLR 2021; as
+    llama.cpp has both versions, surprise in bits.
+    """
+    vocab = sums.count
+    exponent = zipf_exponent(candidates.logits[:, :NUM_ESTIMATED], candidates.kept[:, :NUM_ESTIMATED])
+    counts = torch.minimum(zipf_count(exponent, parameters.mu, vocab), vocab)
+    is_estimated = candidates.num_kept >= torch.minimum(vocab, torch.full_like(vocab, NUM_ESTIMATED))
+    return _cut(candidates, candidates.ranks <= counts[:, None], ~is_estimated | (candidates.num_kept < counts))
 
 
-def keep_first(candidates: Candidates, counts: Tensor) -> Candidates:
-    """Keep so many of the likeliest; counts: [rows] >= 1"""
-    return _cut(candidates, candidates.ranks <= counts[:, None], candidates.num_kept < counts)
-
-
-def keep_from(candidates: Candidates, lowest: Tensor) -> Candidates:
-    """Keep logits of at least `lowest` [rows], and the highest in any case."""
+def keep_by_surprise(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+    """Keep the tokens whose surprise is at most mu bits, and the likeliest in any case (Mirostat 2)."""
+    lowest = sums.log_total - parameters.mu * log(2.0)
     keep = (candidates.logits >= lowest[:, None]) | (candidates.ranks <= 1)
     return _cut(candidates, keep, (candidates.edge >= lowest) | (candidates.num_kept == 0))
+
+
+def zipf_exponent(logits: Tensor, kept: Tensor) -> Tensor:
+    """Fit ln(p_i / p_{i+1}) = s * ln((i+2) / (i+1)) by least squares; [rows], nan where there is one token.
+
+    logits: [rows, n] float64, the highest ones by falling value; kept: [rows, n] bool, whether in play
+    """
+    is_pair = kept[:, 1:]
+    ranks = torch.arange(1, logits.shape[-1], dtype=torch.float64, device=logits.device)
+    steps = torch.log((ranks + 1) / ranks).expand_as(is_pair)
+    falls = (logits[:, :-1] - logits[:, 1:]).masked_fill(~is_pair, 0.0)
+    products = torch.cat((torch.zeros_like(logits[:, :1]), steps * falls), dim=-1)
+    squares = torch.cat((torch.zeros_like(logits[:, :1]), (steps**2).masked_fill(~is_pair, 0.0)), dim=-1)
+    return torch.cumsum(products, dim=-1)[:, -1] / torch.cumsum(squares, dim=-1)[:, -1]
+
+
+def zipf_count(exponent: Tensor, mu: Tensor, vocab: Tensor) -> Tensor:
+    """Return ((eps 2^mu) / (1 - N^-eps)) ^ (1/s) with eps = s - 1, in its limit where eps is 0; at least 1, whole."""
+    excess = exponent - 1.0
+    shrink = torch.where(excess.abs() < 1e-9, 1.0 / torch.log(vocab), excess / (1.0 - vocab**-excess))
+    counts = (shrink * 2.0**mu) ** (1.0 / exponent)
+    return torch.nan_to_num(counts, nan=1.0, posinf=2.0**53).floor().clamp(1.0, 2.0**53)
+
+
+def next_mu(mu: float, probability: float, *, tau: float, eta: float) -> float:
+    """Move mu against the error of the last token's surprise; probability is among the tokens kept."""
+    return mu - eta * (-log2(probability) - tau)
+
+
+STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
+    {
+        "temperature": (
+            Stage(divide_by_temperature, lambda p: p.dynamic_temperature_range == 0.0, drops=False),
+            Stage(divide_by_dynamic_temperature, lambda p: p.dynamic_temperature_range > 0.0, drops=False),
+        ),
+        "top_n_sigma": (Stage(keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0),),
+        "top_k": (Stage(keep_top_k, lambda p: p.top_k > 0.0),),
+        "typ_p": (Stage(keep_typical, lambda p: p.typical_p < 1.0),),
+        "top_p": (Stage(keep_top_p, lambda p: p.top_p < 1.0),),
+        "min_p": (Stage(keep_min_p, lambda p: p.min_p > 0.0),),
+        "xtc": (Stage(exclude_top_choices, lambda p: p.xtc_applies > 0.0),),
+        "mirostat_1": (Stage(keep_by_zipf, lambda p: torch.isfinite(p.mu)),),
+        "mirostat_2": (Stage(keep_by_surprise, lambda p: torch.isfinite(p.mu)),),
+    }
+)
 
 
 def _divide(candidates: Candidates, temperature: Tensor) -> Candidates:
@@ -147,9 +458,15 @@ def _divide(candidates: Candidates, temperature: Tensor) -> Candidates:
     )
 
 
+def _keep_first(candidates: Candidates, counts: Tensor) -> Candidates:
+    """Keep so many of the likeliest; counts: [rows] >= 1"""
+    return _cut(candidates, candidates.ranks <= counts[:, None], candidates.num_kept < counts)
+
+
 def _cut_with_min_keep(
     candidates: Candidates, parameters: Parameters, keep: Tensor, reaches_rest: Tensor
 ) -> Candidates:
+    """Keep these candidates and as many of the likeliest as `min_keep` says."""
     keep = keep | (candidates.ranks <= parameters.min_keep[:, None])
     return _cut(candidates, keep, reaches_rest | (candidates.num_kept < parameters.min_keep))
 
@@ -157,5 +474,5 @@ def _cut_with_min_keep(
 def _cut(candidates: Candidates, keep: Tensor, reaches_rest: Tensor) -> Candidates:
     """Keep only these candidates and nothing of the rest, unless it reaches there."""
     outside = torch.where(reaches_rest, Rest.UNKNOWN, Rest.GONE)
-    rest = torch.where(candidates.rest == Rest.GONE, Rest.GONE, outside)
+    rest = torch.where(candidates.rest == Rest.WHOLE, outside, candidates.rest)
     return replace(candidates, kept=candidates.kept & keep, rest=rest)

@@ -1,4 +1,13 @@
-"""Which of the waiting sequences can be taken in now: nobody waits for what somebody else lacks, nor for ever."""
+"""Admission: which of the waiting sequences can begin now. Nobody waits for what another one lacks, nor for ever.
+
+For each sequence, in the order of turns,
+
+1. look for a place; where all are taken a spare one, if the policy grants it;
+2. wait where a prompt that is just being computed begins with the same tokens;
+3. pass it over while it lacks blocks or an adapter's slot; one that was passed over for long is waited for;
+4. pin its adapter, and pass it over until that is loaded;
+5. take it out of the queue.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +20,27 @@ from typing import NamedTuple
 
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
-from serve_app.engine.scheduler.places import Places
+from serve_app.engine.scheduler.accounting import Account, Accounts
+from serve_app.engine.scheduler.policy import Key, Policy
 from serve_app.engine.scheduler.queue import Lacks, Line, WaitingQueue, lacks_nothing
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.scheduler.turns import Key, Standing, turn_key
-
-Debts = defaultdict[str, float]
-"""By flow: service, divided by its weight, that those of it which have begun will be charged for, as is foreseen."""
 
 FORESEEN = 16
-"""Tokens of each that has begun which count as drawn already, where it may draw so many: what runs is charged for step
-by step, and a flow that comes with a crowd would have every place before it was charged for any."""
+"""Tokens that each running sequence owes as if they were drawn already, where it may draw so many. Otherwise a flow
+that comes with a crowd would have every place before it was charged for any."""
+MOST_COMPARED = 256
+"""Pairs of prompts that are compared in one step; beyond, nobody waits."""
+LEAST_ENDS = 64
+"""Tokens behind what is shared, of all that wait for just that; more are computed in one step with the end of who
+computes it. As many a step takes beside one sequence that decodes, so that a step more saves one at least."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Findings:
-    """Of one pass over those that wait.
+    """What one pass over the queue has found.
 
     keeps_blocks, keeps_slots: whether one that was passed over for long enough waits for some
-    lacking: versions of which it was found that there is no slot for them
+    lacking: versions of adapters that there is no slot for
     """
 
     running: Items[Sequence]
@@ -39,255 +50,8 @@ class Findings:
     lacking: set[str] = field(default_factory=set)
 
 
-class Admission:
-    """Goes through the queue in the order of turns and passes over what lacks blocks or a slot for its adapter.
-
-    max_bypass_s: one that was passed over for so long is waited for: from then on nobody behind it takes what it
-                  lacks, so that enough of it becomes free
-    """
-
-    def __init__(
-        self,
-        waiting: WaitingQueue,
-        store: KeyValueStore,
-        slots: Slots,
-        *,
-        max_bypass_s: float,
-        uses_prefixes: bool,
-        clock: Callable[[], float],
-    ) -> None:
-        self._waiting = waiting
-        self._counters = waiting.counters
-        self.places = Places(waiting.counters)
-        self._store = store
-        self._slots = slots
-        self._max_bypass_s = max_bypass_s
-        self._uses_prefixes = uses_prefixes
-        self._clock = clock
-        self._in_work = PromptsInWork(self._will_be_found, block_size=store.block_size)
-        self._failures: list[tuple[Sequence, str]] = []
-        self._num_changes_seen = 0
-
-    def take_failures(self) -> list[tuple[Sequence, str]]:
-        """Those taken out since the last call because their adapter cannot be had, with the reason."""
-        failures, self._failures = self._failures, []
-        return failures
-
-    def admissible(self, running: Items[Sequence]) -> Iterator[tuple[Sequence, Shared | None]]:
-        """Take out of the queue, one by one, what can run now, its adapter pinned, and what it begins with of another.
-
-        The caller gives each its place and blocks before it asks for the next. There must be room for all of a
-        sequence's tokens and a block more for each running one: less would only lead to its preemption.
-
-        A prompt that is just being computed is not computed beside itself, nor is a long prefix that two prompts share.
-        """
-        if not len(self._waiting):
-            self._in_work.begin(())
-        if not self._store.has_spare_place or not len(self._waiting):
-            return
-        found = Findings(running=running, now=self._clock())
-        owed = self._debts(running if self._waiting.has_several_lines else ())
-        self._in_work.begin(running)
-        for sequence in self._in_turn(owed, lacks=partial(self._lacks_what_is_known, found=found)):
-            if found.keeps_blocks or not self._has_place_for(sequence, running):
-                return
-            shared = self._shared_with(sequence)
-            if shared is not None and not shared.is_there:
-                continue
-            if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
-                continue
-            if sequence.request.model.adapter is not None:
-                if not sequence.mix:
-                    self._pin(sequence)
-                if not self._is_ready(sequence):
-                    continue
-            self._waiting.note_turn(sequence)
-            self._waiting.take(sequence)
-            yield sequence, shared
-            self._in_work.add(sequence)
-            self._owe(sequence, owed)
-
-    def giver(self, running: Items[Sequence]) -> Sequence | None:
-        """Who of those that run gives its place to whose turn it is; None where a place is free, or nobody has to.
-
-        Whose turn it is lacks nothing else then, and the blocks of who gives way need not be taken: they stay cached.
-        """
-        if self._store.has_free_place or not len(self._waiting):
-            return None
-        claimant = next(self._in_turn(self._debts(running)), None)
-        if claimant is None:
-            return None
-        if self._has_place_for(claimant, running):
-            return None
-        shares = [each.request.share for each in running]
-        place = self.places.giver(
-            shares,
-            [self._owed_for(each) for each in running],
-            claimant.request.share,
-            resumes=lambda place: self._resumes(running[place]),
-        )
-        return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
-
-    def cuts(self) -> dict[Sequence, int]:
-        """Up to where prompts had better be computed in a step beside which nobody decodes."""
-        return self._in_work.cuts()
-
-    def note_found(self, sequence: Sequence, *, is_new: bool) -> None:
-        """It has a place and what was cached of it; what it had computed and lost is told to those who give places."""
-        if is_new:
-            sequence.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
-        elif sequence.num_missing > self._store.block_size + 1:
-            self.places.note_lost(sequence.request.share.flow, sequence.num_missing)
-
-    def _has_place_for(self, sequence: Sequence, running: Items[Sequence]) -> bool:
-        """One that is free for anybody; or one of the spare ones, where others have taken all."""
-        if self._store.has_free_place or not self._store.has_spare_place:
-            return self._store.has_free_place
-        shares = [each.request.share for each in running]
-        return self.places.is_behind(shares, [self._owed_for(each) for each in running], sequence.request.share)
-
-    def _lacks_what_is_known(self, sequence: Sequence, found: Findings) -> bool:
-        """Whether it is passed over for what can be told at once, so that it hides nobody behind it."""
-        if found.keeps_blocks or not self._store.has_free_place:
-            return False
-        if self._in_work.holds_up(sequence):
-            return True
-        if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
-            return True
-        model = sequence.request.model
-        return bool(sequence.mix) and not self._slots.is_ready(model) and self._slots.failed(model) is None
-
-    def _lacks_blocks(self, sequence: Sequence, found: Findings) -> bool:
-        wanted = sequence.num_tokens + len(found.running) * self._store.block_size
-        if self._store.can_reserve(wanted):
-            return False
-        found.keeps_blocks |= self._is_overdue(sequence, found.now)
-        return True
-
-    def _lacks_slots(self, sequence: Sequence, found: Findings) -> bool:
-        """Nothing frees a slot while they are gone through, but for an adapter that turns out to have failed."""
-        model = sequence.request.model
-        if model.adapter is None or sequence.mix:
-            return False
-        if not found.keeps_slots and model.version not in found.lacking:
-            if self._slots.can_acquire(model):
-                return False
-            found.lacking.add(model.version)
-        found.keeps_slots |= self._is_overdue(sequence, found.now)
-        return True
-
-    def _is_overdue(self, sequence: Sequence, now: float) -> bool:
-        """Counted from when it was first passed over: what it waited for its turn is nobody's debt. One that was sent
-        back had its turn, and counts from then."""
-        if sequence.passed_over_at is None:
-            sequence.passed_over_at = now if sequence.started_at is None else sequence.started_at
-        return now - sequence.passed_over_at > self._max_bypass_s
-
-    def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
-        """An adapter that is not there is sent for, and the place is asked for again when it has come."""
-        self._in_work.begin(running)
-        shared = self._shared_with(sequence)
-        if shared is not None and not shared.is_there:
-            return False
-        if not self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size):
-            return False
-        if sequence.request.model.adapter is None:
-            return True
-        return bool(sequence.mix or self._pin(sequence)) and self._is_ready(sequence)
-
-    def _resumes(self, sequence: Sequence) -> bool:
-        """Whether it would find what it has computed, but for the last block."""
-        may_find = self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed
-        return may_find and sequence.is_sound and not sequence.num_held and not sequence.siblings
-
-    def _in_turn(self, owed: Debts, *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
-        """As of now, when the step is planned."""
-        now = self._clock()
-        self._note_adapters()
-        key_of = partial(self._key, now=now)
-        return self._waiting.in_turn(key_of, now=now, debt_of=owed.__getitem__, lacks=lacks)
-
-    def _note_adapters(self) -> None:
-        if self._num_changes_seen != self._slots.num_changes:
-            self._num_changes_seen = self._slots.num_changes
-            self._waiting.note_adapters()
-
-    def _key(self, line: Line, first: Sequence, now: float) -> Key:
-        """Of a line whose next sequence is `first`, without what its flow owes."""
-        share, model = line.share, first.request.model
-        standing = Standing(
-            share=share,
-            counter=self._counters.of(share.flow),
-            since=line.since,
-            is_kept=share.flow == self._counters.holder or (model.adapter is not None and self._slots.is_ready(model)),
-            number=line.number,
-        )
-        return turn_key(standing, self._counters.rules, now=now)
-
-    def _debts(self, running: Items[Sequence]) -> Debts:
-        """What those that run owe."""
-        owed: Debts = defaultdict(float)
-        for sequence in running:
-            self._owe(sequence, owed)
-        return owed
-
-    def _owe(self, sequence: Sequence, owed: Debts) -> None:
-        owed[sequence.request.share.flow] += self._owed_for(sequence)
-
-    def _owed_for(self, sequence: Sequence) -> float:
-        """For its prompt, where more than the next token is missing, and for some tokens that it will draw."""
-        rules, missing = self._counters.rules, sequence.num_missing
-        num_drawn = min(FORESEEN, max(sequence.max_tokens - sequence.num_generated, 0))
-        service = rules.decode_weight * num_drawn + rules.prefill_weight * (missing if missing > 1 else 0)
-        return service / sequence.request.share.weight
-
-    def _will_be_found(self, sequence: Sequence) -> bool:
-        """Whether what it computes of its prompt is soon there for others; scored prompts go slowly."""
-        is_computing = sequence.holding is not None and not sequence.is_prompt_published
-        return self._uses_prefixes and is_computing and not sequence.scores_prompt and self._is_long(sequence)
-
-    def _shared_with(self, sequence: Sequence) -> Shared | None:
-        """What it would take of a prompt that is being computed."""
-        takes = sequence.request.uses_cache and sequence.may_skip_computed and self._is_long(sequence)
-        return self._in_work.shared_with(sequence) if takes else None
-
-    def _is_long(self, sequence: Sequence) -> bool:
-        """Whether there is a block to find; the last token is always computed."""
-        return sequence.prompt_length > self._store.block_size
-
-    def _pin(self, sequence: Sequence) -> bool:
-        """Hold slots for the sequence's adapters, if there are enough."""
-        if not self._slots.can_acquire(sequence.request.model):
-            return False
-        num_before = self._slots.num_loads
-        sequence.mix = self._slots.acquire(sequence.request.model)
-        if num_swaps := self._slots.num_loads - num_before:
-            swap_weight = self._counters.rules.swap_weight
-            self._counters.charge(sequence.request.share, swap_weight * num_swaps, num_swaps=num_swaps)
-        self._note_adapters()
-        return True
-
-    def _is_ready(self, sequence: Sequence) -> bool:
-        """Whether its adapter is there; one that cannot be had any more takes the sequence out of the queue."""
-        model = sequence.request.model
-        reason = self._slots.failed(model)
-        if reason is not None:
-            self._waiting.take(sequence)
-            self._slots.release(model)
-            sequence.mix = ()
-            self._failures.append((sequence, reason))
-        return reason is None and self._slots.is_ready(model)
-
-
-MOST_COMPARED = 256
-"""Pairs of prompts that are compared in one step; beyond, nobody waits."""
-LEAST_ENDS = 64
-"""Tokens behind what is shared, of all that wait for just that; more are computed in one step with the end of who
-computes it. As many a step takes beside one sequence that decodes, so that a step more saves one at least."""
-
-
 class Shared(NamedTuple):
-    """So many first tokens of a prompt are those of one that is just being computed."""
+    """The first tokens of a prompt that are those of one that is just being computed."""
 
     other: Sequence
     num_tokens: int
@@ -299,19 +63,225 @@ class Shared(NamedTuple):
     @property
     def is_there(self) -> bool:
         """Whether they are computed by now, and where they can be copied from."""
-        holding = self.other.holding
+        holding = self.other.place.holding
         return self.is_computed and holding is not None and not holding.pending
 
 
+class Admission:
+    """Goes through the queue in the order of turns.
+
+    max_bypass_s: one that was passed over for so long is waited for: from then on nobody behind it takes what it
+                  lacks, so that enough of it becomes free
+    """
+
+    def __init__(
+        self,
+        waiting: WaitingQueue,
+        policy: Policy,
+        store: KeyValueStore,
+        slots: Slots,
+        accounts: Accounts,
+        *,
+        max_bypass_s: float,
+        uses_prefixes: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._waiting, self._policy, self._accounts = waiting, policy, accounts
+        self._store, self._slots = store, slots
+        self._max_bypass_s = max_bypass_s
+        self._uses_prefixes = uses_prefixes
+        self._clock = clock
+        self._in_work = PromptsInWork(self._will_be_found, block_size=store.block_size)
+        self._failures: list[tuple[Sequence, str]] = []
+
+    def take_failures(self) -> list[tuple[Sequence, str]]:
+        """Return those taken out since the last call because their adapter cannot be had, with the reason."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def admissible(self, running: Items[Sequence]) -> Iterator[tuple[Sequence, Shared | None]]:
+        """Take out of the queue, one by one, what can run now, its adapter pinned, and what it begins with of another.
+
+        The caller gives each its place and blocks before it asks for the next. There must be room for all of a
+        sequence's tokens and a block more for each running one: less would only lead to its preemption.
+        """
+        if not len(self._waiting):
+            self._in_work.begin(())
+        if not self._store.has_spare_place or not len(self._waiting):
+            return
+        self._in_work.begin(running)
+        found = Findings(running=running, now=self._clock())
+        owed = self._debts(running if self._waiting.has_several_lines else ())
+        for sequence in self._in_turn(owed, lacks=partial(self._lacks_what_is_known, found=found)):
+            if found.keeps_blocks or not self._has_place_for(sequence, running):
+                return
+            shared = self._shared_with(sequence)
+            if shared is not None and not shared.is_there:
+                continue
+            if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
+                continue
+            if not self._has_adapter(sequence):
+                continue
+            self._waiting.take_in_turn(sequence)
+            yield sequence, shared
+            self._in_work.add(sequence)
+            owed[sequence.request.share.flow] += self._debt_of(sequence)
+
+    def giver(self, running: Items[Sequence]) -> Sequence | None:
+        """Return which of the running gives its place to whose turn it is; None where a place is free, or none has to.
+
+        Whose turn it is lacks nothing else then, and the blocks of who gives way need not be taken: they stay cached.
+        """
+        if self._store.has_free_place or not len(self._waiting):
+            return None
+        claimant = next(self._in_turn(self._debts(running)), None)
+        if claimant is None or self._has_place_for(claimant, running):
+            return None
+        shares, debts = [each.request.share for each in running], [self._debt_of(each) for each in running]
+        resumes = lambda place: self._resumes(running[place])  # noqa: E731
+        place = self._policy.giver(shares, debts, claimant.request.share, resumes=resumes)
+        return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
+
+    def cuts(self) -> dict[Sequence, int]:
+        """Return up to where prompts had better be computed in a step beside which nobody decodes."""
+        return self._in_work.cuts()
+
+    def note_found(self, sequence: Sequence, *, is_new: bool) -> None:
+        """Note what was cached of a sequence that begins; if it had a place before, what it lost meanwhile."""
+        if is_new:
+            sequence.place.num_cached_tokens = min(sequence.num_computed, sequence.prompt_length)
+        elif sequence.num_missing > self._store.block_size + 1:
+            self._policy.note_recomputed(sequence.request.share.flow, sequence.num_missing)
+
+    def _has_place_for(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        if self._store.has_free_place or not self._store.has_spare_place:
+            return self._store.has_free_place
+        shares, debts = [each.request.share for each in running], [self._debt_of(each) for each in running]
+        return self._policy.may_take_spare(shares, debts, sequence.request.share)
+
+    def _lacks_what_is_known(self, sequence: Sequence, found: Findings) -> bool:
+        """Return whether it is passed over for what can be told at once, so that it hides nobody behind it."""
+        if found.keeps_blocks or not self._store.has_free_place:
+            return False
+        if self._in_work.holds_up(sequence):
+            return True
+        if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
+            return True
+        model = sequence.request.model
+        return bool(sequence.place.mix) and not self._slots.is_ready(model) and self._slots.failed(model) is None
+
+    def _lacks_blocks(self, sequence: Sequence, found: Findings) -> bool:
+        if self._has_blocks_for(sequence, found.running):
+            return False
+        found.keeps_blocks |= self._is_overdue(sequence, found.now)
+        return True
+
+    def _lacks_slots(self, sequence: Sequence, found: Findings) -> bool:
+        """Nothing frees a slot during a pass, but for an adapter that turns out to have failed."""
+        model = sequence.request.model
+        if model.adapter is None or sequence.place.mix:
+            return False
+        if not found.keeps_slots and model.version not in found.lacking:
+            if self._slots.can_acquire(model):
+                return False
+            found.lacking.add(model.version)
+        found.keeps_slots |= self._is_overdue(sequence, found.now)
+        return True
+
+    def _is_overdue(self, sequence: Sequence, now: float) -> bool:
+        """Return whether it was passed over for too long. What it waited for its turn before does not count; one that
+        was sent back had its turn, and counts from then."""
+        place = sequence.place
+        if place.passed_over_at is None:
+            place.passed_over_at = now if place.started_at is None else place.started_at
+        return now - place.passed_over_at > self._max_bypass_s
+
+    def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        """An adapter that is not there is sent for, and the place is asked for again when it has come."""
+        self._in_work.begin(running)
+        shared = self._shared_with(sequence)
+        is_there = shared is None or shared.is_there
+        return is_there and self._has_blocks_for(sequence, running) and self._has_adapter(sequence)
+
+    def _has_blocks_for(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+        return self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size)
+
+    def _has_adapter(self, sequence: Sequence) -> bool:
+        """Pin its adapter where it has one, and return whether it is loaded. If it cannot be had any more, the sequence
+        is taken out of the queue."""
+        model, place = sequence.request.model, sequence.place
+        if model.adapter is None:
+            return True
+        if not place.mix:
+            if not self._slots.can_acquire(model):
+                return False
+            num_before = self._slots.num_loads
+            place.mix = self._slots.acquire(model)
+            if num_swaps := self._slots.num_loads - num_before:
+                service = self._policy.charge_swaps(sequence.request.share, num_swaps)
+                self._accounts.note(sequence.request.share.flow, Account(service=service, num_swaps=num_swaps))
+        reason = self._slots.failed(model)
+        if reason is not None:
+            self._waiting.take(sequence)
+            self._slots.release(model)
+            place.mix = ()
+            self._failures.append((sequence, reason))
+        return reason is None and self._slots.is_ready(model)
+
+    def _resumes(self, sequence: Sequence) -> bool:
+        """Return whether it would find what it has computed, but for the last block."""
+        may_find = self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed
+        return may_find and sequence.is_sound and not sequence.num_held and not sequence.forks
+
+    def _in_turn(self, owed: dict[str, float], *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
+        return self._waiting.in_turn(partial(self._key, owed, self._clock()), lacks=lacks)
+
+    def _key(self, owed: dict[str, float], now: float, line: Line, first: Sequence) -> Key:
+        share, model = line.share, first.request.model
+        is_kept = self._policy.holds_turn(share) or (model.adapter is not None and self._slots.is_ready(model))
+        debt = owed.get(share.flow, 0.0)
+        return self._policy.turn_key(share, owed=debt, since=line.since, is_kept=is_kept, number=line.number, now=now)
+
+    def _debts(self, running: Items[Sequence]) -> dict[str, float]:
+        """Return by flow what it will be charged for its running sequences, as is foreseen."""
+        owed = defaultdict[str, float](float)
+        for sequence in running:
+            owed[sequence.request.share.flow] += self._debt_of(sequence)
+        return owed
+
+    def _debt_of(self, sequence: Sequence) -> float:
+        """Service divided by the weight: its prompt, where more than the next token is missing, and some tokens that
+        it will draw."""
+        rules, missing = self._policy.rules, sequence.num_missing
+        num_drawn = min(FORESEEN, max(sequence.max_tokens - sequence.num_generated, 0))
+        service = rules.decode_weight * num_drawn + rules.prefill_weight * (missing if missing > 1 else 0)
+        return service / sequence.request.share.weight
+
+    def _will_be_found(self, sequence: Sequence) -> bool:
+        """Return whether what it computes of its prompt is soon there for others; scored prompts go slowly."""
+        is_computing = sequence.place.holding is not None and not sequence.place.is_prompt_published
+        return self._uses_prefixes and is_computing and not sequence.scores_prompt and self._is_long(sequence)
+
+    def _shared_with(self, sequence: Sequence) -> Shared | None:
+        takes = sequence.request.uses_cache and sequence.may_skip_computed and self._is_long(sequence)
+        return self._in_work.shared_with(sequence) if takes else None
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Return whether there is a block to find; the last token is always computed."""
+        return sequence.prompt_length > self._store.block_size
+
+
 class PromptsInWork:
-    """Kept from step to step, so that no pair of prompts is compared twice while one of them is computed.
+    """The prompts that are just being computed, and which waiting ones do better to wait for one of them.
 
-    will_be_found: whether what a sequence computes of its prompt is soon there for others
-
-    A prompt waits for another with which it shares at least half of either, and more than the other has found cached:
-    what they share is there when the other has computed it, which is earlier than two of them would be, and no later
+    A prompt waits for another with which it shares at least half of either, and more than the other has found cached.
+    What they share is there when the other has computed it, which is earlier than two of them would be, and no later
     than twice what it would take by itself. It takes that at once, before the other's logits have shown it sound: the
     two would compute the same, so where it is not, it fails as it would have by itself.
+
+    Kept from step to step, so that no pair of prompts is compared twice while one of them is computed.
+
+    will_be_found: whether what a sequence computes of its prompt is soon there for others
     """
 
     def __init__(self, will_be_found: Callable[[Sequence], bool], *, block_size: int) -> None:
@@ -323,7 +293,7 @@ class PromptsInWork:
         self._awaited: dict[Sequence, Shared] = {}
 
     def begin(self, running: Iterable[Sequence]) -> None:
-        """A step, before which these run."""
+        """Begin a step, before which these run."""
         self._compared_before = self.num_compared
         before, self._verdicts = self._verdicts, {}
         for each in running:
@@ -333,13 +303,13 @@ class PromptsInWork:
             self._awaited = {each: shared for each, shared in self._awaited.items() if shared.other in self._verdicts}
 
     def add(self, sequence: Sequence) -> None:
-        """One that has just begun."""
+        """Add a sequence that has just begun."""
         self._awaited.pop(sequence, None)
         if self._will_be_found(sequence):
             self._verdicts[sequence] = {}
 
     def shared_with(self, sequence: Sequence) -> Shared | None:
-        """What the sequence had better wait for, or begin with where it is there."""
+        """Return what the sequence had better wait for, or begin with where it is there."""
         if sequence in self._awaited:
             return self._awaited[sequence]
         for each, verdicts in self._verdicts.items():
@@ -349,13 +319,13 @@ class PromptsInWork:
         return None
 
     def holds_up(self, sequence: Sequence) -> bool:
-        """Whether it is known already that it had better wait."""
+        """Return whether it is known already that it had better wait."""
         shared = self._awaited.get(sequence)
         return shared is not None and not shared.is_there
 
     def cuts(self) -> dict[Sequence, int]:
-        """Of those that are being computed, up to where they had better be in a step beside which nobody decodes, as
-        then the ends of many that wait are computed in one step with theirs."""
+        """Return up to where prompts had better be computed in a step beside which nobody decodes: then the ends of
+        many that wait are computed in one step with theirs."""
         ends: dict[Shared, int] = {}
         for sequence, shared in self._awaited.items():
             if not shared.is_computed:
@@ -367,7 +337,7 @@ class PromptsInWork:
         return nearest
 
     def _num_shared(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, int]) -> int:
-        """How many tokens are the same, where that is worth while; neither prompt changes while `other` is here."""
+        """Return how many tokens both begin with, if that is worth while; no prompt changes while `other` is here."""
         verdict = verdicts.get(sequence)
         if verdict is None:
             if self.num_compared - self._compared_before >= MOST_COMPARED:
@@ -378,7 +348,7 @@ class PromptsInWork:
     def _compare(self, other: Sequence, sequence: Sequence) -> int:
         """A prompt's last token is always computed."""
         size, lengths = self._block_size, (other.prompt_length, sequence.prompt_length)
-        num_blocks = max(-(-max(lengths) // (2 * size)), other.num_cached_tokens // size + 1)
+        num_blocks = max(-(-max(lengths) // (2 * size)), other.place.num_cached_tokens // size + 1)
         num_tokens = num_blocks * size
         if num_tokens >= min(lengths) or other.salt != sequence.salt:
             return 0
@@ -389,7 +359,7 @@ class PromptsInWork:
 
 
 def _num_common(ours: Items[int], others: Items[int], known: int) -> int:
-    """How many of the first are the same, where so many are known to be; as long on both sides."""
+    """Return how many of the first are the same, where so many are known to be; both are as long."""
     most = len(ours)
     while known < most:
         middle = (known + most + 1) // 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from typing import NamedTuple
+
+from serve_app.engine.scheduler.policy import NONE_BEYOND, Beyond
 
 LEAST_TOKENS = 8
 FIRST_TOKENS = 16
@@ -26,16 +27,6 @@ LOOK_AGAIN = 32
 """After so many steps with prompts, or rows of others, one is made without, to see what it takes by now."""
 LOOK_SELDOM = 8
 """So many times as seldom where nothing of others was left out."""
-
-
-class Beyond(NamedTuple):
-    """The rows of a step that are beyond what all flows have, and the rows of the flow that has the least of all."""
-
-    num_rows: int = 0
-    num_least: int = 0
-
-
-NONE_BEYOND = Beyond()
 
 
 def work_clock(device_type: str) -> Callable[[], float]:

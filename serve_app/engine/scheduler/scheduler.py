@@ -1,4 +1,13 @@
-"""Which sequences run: those that are taken in, given what they need, made to give way, and let go."""
+"""The scheduler: which sequences run. For each step it
+
+1. gives every running sequence blocks for its next token; where none is free, it preempts the policy's victim;
+2. if nothing was preempted, has a place given up where the policy says so;
+3. admits waiting sequences: opens a place, takes what is computed of the prompt already, reserves blocks;
+4. copies shared and cached blocks to where their holders read them, a bounded number;
+5. plans the batch (`planner.py`).
+
+Behind the step the engine publishes what is computed, starts forks, and releases what has ended.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +17,11 @@ from collections.abc import Callable
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
+from serve_app.engine.scheduler.accounting import Accounts
 from serve_app.engine.scheduler.admission import Admission, Shared
 from serve_app.engine.scheduler.pace import Pace
 from serve_app.engine.scheduler.planner import Planner
+from serve_app.engine.scheduler.policy import Policy
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
@@ -20,32 +31,34 @@ COPIED_PER_BATCH_TOKEN = 4
 COPIED_BESIDE_NOBODY = 32
 """Likewise where nobody decodes, who would have to wait for it."""
 LOOKED_UP_PER_BATCH_TOKEN = 16
-"""Likewise, tokens whose names are looked for among the cached blocks before no further sequence is taken in."""
+"""Likewise, tokens whose names are looked for among the cached blocks before no further sequence is admitted."""
 
 
 class Scheduler:
     """Keeps the running sequences, and gives them places, blocks and adapter slots.
 
-    Those admitted earlier go first; where blocks run out, the one admitted last is preempted, of several flows that of
-    the one furthest above its share: it loses its place, keeps its tokens, and is computed anew, from what is still
-    cached, when there is room.
+    A sequence that is preempted loses its place and keeps its tokens. It is computed anew, from what is still cached,
+    when there is room.
 
     running: by age
     paused:  taken out until they are resumed; they hold nothing
+    policy:  who is served first; None is first come, first served
 
     Law: where something is computed, no more is copied in a step than so many positions for each token that it may
-    compute, or a block, and a piece where something is kept of who has ended; but for what somebody wants who begins.
-    Who has not got its prefix yet is in no batch.
+    compute, or a block, and a piece where something is kept of a sequence that has ended; but for what somebody wants
+    who begins. A sequence that has not got its prefix yet is in no batch.
     """
 
     def __init__(
         self,
         store: KeyValueStore,
         slots: Slots,
-        waiting: WaitingQueue,
         *,
         max_batch_tokens: int,
         max_logit_rows: int,
+        policy: Policy | None = None,
+        accounts: Accounts | None = None,
+        waiting: WaitingQueue | None = None,
         max_forced: int = 0,
         pace: Pace | None = None,
         speculator: Speculator | None = None,
@@ -53,22 +66,23 @@ class Scheduler:
         uses_prefixes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.waiting = waiting
+        self._store, self._slots = store, slots
+        self._policy = policy or Policy()
+        self.waiting = WaitingQueue(self._policy, clock=clock) if waiting is None else waiting
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.pace = pace or Pace(max_stretch=2.0)
         self.num_preemptions = self.num_prefix_hit_tokens = 0
-        self._store, self._slots = store, slots
         self._admission = Admission(
-            waiting, store, slots, max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock
-        )
+            self.waiting, self._policy, store, slots, accounts or Accounts(),
+            max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock,
+        )  # fmt: skip
         self._planner = Planner(
-            waiting.counters, speculator, reserve=self.reserve, max_batch_tokens=max_batch_tokens,
+            self._policy, speculator, reserve=self.reserve, max_batch_tokens=max_batch_tokens,
             max_logit_rows=max_logit_rows, max_forced=max_forced, clock=clock,
         )  # fmt: skip
         self._max_batch_tokens = max_batch_tokens
         self._copied_before = 0
-        self._max_looked_up = LOOKED_UP_PER_BATCH_TOKEN * max_batch_tokens
         self._uses_prefixes = uses_prefixes
         self._clock = clock
 
@@ -88,13 +102,15 @@ class Scheduler:
         return (COPIED_PER_BATCH_TOKEN if decodes else COPIED_BESIDE_NOBODY) * self._max_batch_tokens
 
     def schedule(self) -> Batch:
-        """Plan a step: sequences that miss a token, or forced ones too, then newcomers, then a share of the prompts."""
+        """Plan a step."""
         preempted_before = self.num_preemptions
         for sequence in [each for each in self.running if self._planner.is_near(each)]:
-            if sequence.holding is not None:
+            if sequence.place.holding is not None:
                 self._make_room(sequence)
         if self.num_preemptions == preempted_before:
-            self._give_place()
+            if (giver := self._admission.giver(self.running)) is not None:
+                self._policy.note_given(giver.request.share.flow)
+                self._preempt(giver)
             self._admit()
         self._store.fill(self._max_copied_tokens)
         batch = self._planner.batch(self.running, self.pace, cuts=self._admission.cuts())
@@ -104,7 +120,7 @@ class Scheduler:
         return batch
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
-        """Sequences that never began because their adapter could not be had, with the reason."""
+        """Return sequences that never began because their adapter could not be had, with the reason."""
         return self._admission.take_failures()
 
     def release(self, sequence: Sequence) -> None:
@@ -115,10 +131,11 @@ class Scheduler:
 
     def let_go(self, sequence: Sequence) -> None:
         """Take back what a sequence holds, if anything; where that fails it holds nothing either."""
-        if sequence.holding is None:
+        holding = sequence.place.holding
+        if holding is None:
             return
         self.running.remove(sequence)
-        holding, sequence.holding, sequence.mix = sequence.holding, None, ()
+        sequence.place.holding, sequence.place.mix = None, ()
         self._slots.release(sequence.request.model)
         self._store.close(holding, at_once=not self.running)  # else somebody's next token would wait
 
@@ -127,20 +144,22 @@ class Scheduler:
         if self._uses_prefixes:
             computed = sequence.names[: sequence.num_computed]
             self._store.publish(_holding(sequence), computed, salt=sequence.salt)
-        sequence.is_prompt_published = True
+        sequence.place.is_prompt_published = True
 
-    def place_beside(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
-        """Start `child` on a place of its own with the parent's first `num_tokens` positions, if there is room now."""
-        if not self._store.has_free_place or not self._store.can_reserve(num_tokens):
-            return False
-        child.mix = self._slots.acquire(child.request.model)
-        try:
-            self._store.fork(_holding(parent), self._open(child), num_tokens)
-        except Exception:
-            self.let_go(child)
-            raise
-        child.num_computed = num_tokens
-        return True
+    def start_forks(self, parent: Sequence) -> None:
+        """Start the other completions of a computed prompt with all but its last token, whose logits each needs itself.
+
+        As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
+        """
+        shared, forks = parent.prompt_length - 1, parent.forks
+        if parent.record is not None:
+            for fork in forks:
+                fork.record = parent.record.fork(shared)
+        while forks and self.may_copy and self._place_beside(parent, forks[0], shared):
+            del forks[0]  # not earlier: where placing fails, it is lost with its parent and its client is told
+        if self.may_copy or parent.is_finished:
+            while forks:
+                self.waiting.push_front(forks.pop())
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make room for so many tokens of a running sequence; False, and nothing changed, where others would lose."""
@@ -171,30 +190,23 @@ class Scheduler:
         lost, self.running = self.running, []
         for sequence in lost:
             self._slots.release(sequence.request.model)
-            sequence.holding, sequence.mix = None, ()
+            sequence.place.holding, sequence.place.mix = None, ()
         self._store.clear()
         return lost
 
     def check_integrity(self) -> None:
         """Assert that places, blocks and pins are conserved."""
         self._store.check_integrity({_holding(each).place: each.num_computed for each in self.running})
-        pinned = [each for each in self.waiting if each.mix]
+        pinned = [each for each in self.waiting if each.place.mix]
         self._slots.check_integrity([each.request.model for each in (*self.running, *pinned)])
 
     def _make_room(self, sequence: Sequence) -> None:
         """Reserve room for the sequence's tokens, at the cost of others, or of itself, if need be."""
         while not self._store.reserve(_holding(sequence), sequence.num_tokens):
-            shares = [each.request.share for each in self.running]
-            victim = self.running[self.waiting.counters.furthest_above(shares)]
+            victim = self.running[self._policy.victim([each.request.share for each in self.running])]
             self._preempt(victim)
             if victim is sequence:
                 return
-
-    def _give_place(self) -> None:
-        """Where all places are taken, have one given to whose turn it is by who is furthest above its share."""
-        if (giver := self._admission.giver(self.running)) is not None:
-            self._admission.places.note_given(giver.request.share.flow)
-            self._preempt(giver)
 
     def _preempt(self, sequence: Sequence) -> None:
         self._give_up(sequence)
@@ -203,17 +215,14 @@ class Scheduler:
 
     def _give_up(self, sequence: Sequence) -> None:
         """Take a running sequence's place; its tokens stay, but for those that wait for their scores."""
-        sequence.give_up_held()
         self.release(sequence)
-        sequence.num_computed = 0
-        if not sequence.was_reported:
-            sequence.prompt_logprobs.clear()
+        sequence.go_back()
 
     def _admit(self) -> None:
-        """Take in those of the queue that there is room for, with a place, blocks for all their tokens, and a slot."""
+        """Give those of the queue that there is room for a place, blocks for all their tokens, and a slot."""
         num_looked_up = 0
         for sequence, shared in self._admission.admissible(self.running):
-            is_new = sequence.started_at is None
+            is_new = sequence.place.started_at is None
             holding = self._open(sequence)
             if self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed:
                 sequence.num_computed = self._begun_with(sequence, shared)
@@ -224,7 +233,7 @@ class Scheduler:
                 self._give_up(sequence)  # copies of what others hold took more than was thought
                 self.waiting.push_front(sequence)
                 return
-            if not self.may_copy or num_looked_up >= self._max_looked_up:
+            if not self.may_copy or num_looked_up >= LOOKED_UP_PER_BATCH_TOKEN * self._max_batch_tokens:
                 return  # the others come with the next steps; those that run do not wait for so much at once
 
     def _begun_with(self, sequence: Sequence, shared: Shared | None) -> int:
@@ -235,38 +244,35 @@ class Scheduler:
         self._store.fork(_holding(shared.other), holding, shared.num_tokens)
         return shared.num_tokens
 
+    def _place_beside(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
+        """Start `child` on a place of its own with the parent's first `num_tokens` positions, if there is room now."""
+        if not self._store.has_free_place or not self._store.can_reserve(num_tokens):
+            return False
+        child.place.mix = self._slots.acquire(child.request.model)
+        try:
+            self._store.fork(_holding(parent), self._open(child), num_tokens)
+        except Exception:
+            self.let_go(child)
+            raise
+        child.num_computed = num_tokens
+        return True
+
     def _open(self, sequence: Sequence) -> Holding:
-        sequence.started_at = sequence.started_at or self._clock()
-        sequence.holding = self._store.open()
+        sequence.place.started_at = sequence.place.started_at or self._clock()
+        sequence.place.holding = self._store.open()
         self.running.append(sequence)
-        return sequence.holding
+        return sequence.place.holding
 
     def _withdraw_waiting(self, is_wanted: Callable[[Sequence], bool]) -> list[Sequence]:
         withdrawn = self.waiting.remove(is_wanted)
         for sequence in withdrawn:
-            if sequence.mix:  # pinned while its adapter is brought
+            if sequence.place.mix:  # pinned while its adapter is loaded
                 self._slots.release(sequence.request.model)
-                sequence.mix = ()
+                sequence.place.mix = ()
         return withdrawn
 
 
 def _holding(sequence: Sequence) -> Holding:
-    assert sequence.holding is not None, f"{sequence} has no place"
-    return sequence.holding
-
-
-def start_siblings(leader: Sequence, scheduler: Scheduler) -> None:
-    """Fork the computed prompt, all but its last token, whose logits each sibling needs for itself.
-
-    As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
-    """
-    shared = leader.prompt_length - 1
-    siblings = leader.siblings
-    if leader.record is not None:
-        for sibling in siblings:
-            sibling.record = leader.record.fork(shared)
-    while siblings and scheduler.may_copy and scheduler.place_beside(leader, siblings[0], shared):
-        del siblings[0]  # not earlier: where placing fails, it is lost with its leader and its client is told
-    if scheduler.may_copy or leader.is_finished:
-        while siblings:
-            scheduler.waiting.push_front(siblings.pop())
+    holding = sequence.place.holding
+    assert holding is not None, f"{sequence} has no place"
+    return holding

@@ -1,48 +1,101 @@
-"""One continuation being generated, from admission to its finish."""
+"""A sequence: one completion being generated; and the spans of sequences that one step computes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from serve_app.constraints.matcher import Matcher
+from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.delta import Delta, Finish, FinishReason, TokenLogprob
 from serve_app.core.request import GenerationRequest
 from serve_app.engine.decoder.record import Record
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.sampling.state import SamplingState
-from serve_app.engine.scheduler.pace import NONE_BEYOND, Beyond
-from serve_app.engine.vision.images import Illustration
+from serve_app.engine.scheduler.policy import NONE_BEYOND, Beyond
+from serve_app.engine.vision.images import PlacedImages
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.stops import Ending
+
+
+@dataclass(slots=True)
+class Place:
+    """What a sequence has while it runs, and its turns. `scheduler/` alone writes it.
+
+    holding:             its part of the key/value store while it runs, else None
+    mix:                 its adapters' slots while they are pinned, each with its factor; () for the base
+    arrived_at, started_at: when it came, and first began
+    passed_over_at:      since when others begin before it, as it lacks something
+    num_cached_tokens:   of its prompt, found when it first began
+    is_prompt_published: whether others can find its prompt's blocks
+    """
+
+    holding: Holding | None = None
+    mix: Mix = ()
+    arrived_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
+    passed_over_at: float | None = None
+    num_cached_tokens: int = 0
+    is_prompt_published: bool = False
+
+
+@dataclass(slots=True)
+class Shown:
+    """What a client was shown of a sequence, and what waits to be. `output/` alone writes it.
+
+    ending:             finds stop strings in the text
+    prompt:             where the prompt that is echoed stands among the tokens; of a gap that is its prefix alone
+    num_dropped_tokens: of the prompt's beginning, which are not among the tokens
+    first_token_at:     when its first token came, where its time is limited
+    prompt_logprobs:    of prompt tokens that were scored so far
+    logprobs:           of tokens whose text waits
+    deltas:             that wait to be passed on together
+    """
+
+    detokenizer: Detokenizer
+    ending: Ending
+    prompt: range
+    num_dropped_tokens: int = 0
+    num_chars: int = 0
+    first_token_at: float | None = None
+    is_prompt_reported: bool = False
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Spent:
+    """What a sequence cost. `accounting.py` alone writes it, and the verification of guesses its guesses.
+
+    engine_ns:                  its part of the steps' time
+    num_counted, is_prompt_counted: generated tokens, and whether its prompt, that are in its flow's account
+    num_drafted, num_accepted:  guesses that were computed with its tokens, and those of them that were drawn
+    """
+
+    engine_ns: int = 0
+    num_counted: int = 0
+    is_prompt_counted: bool = False
+    num_drafted: int = 0
+    num_accepted: int = 0
 
 
 class Sequence:
     """A prompt and what has been generated after it.
 
     There is no phase: a sequence has `num_tokens` tokens of which `num_computed` have keys and values, and it
-    catches up. It may be sampled when nothing but its next token is missing.
+    catches up. It may be sampled when nothing but its next token is missing. Preemption sets `num_computed` back and
+    leaves all else as it is.
 
-    holding:    what it has of the key/value store while it runs, else None
-    mix:        its adapters' slots in the bank while they are pinned there, each with its factor; () for the base
-    siblings:   sequences of the same request that start when this one has computed their common prompt
     max_tokens: bound on generated tokens, the context's end considered
-    num_dropped_tokens: of the prompt's beginning, which are not in `token_ids`
-    shown_prompt: where the prompt that is echoed stands among `token_ids`; of a gap that is its prefix alone
+    matcher:    follows what was generated along the request's constraint, if any
     illustration: the images of its prompt, if any
-    matcher:    follows what was generated along the request's constraint, if any; preemption leaves it as it is
-    record:     what of its positions is kept for its client, if anything; preemption leaves it as it is
+    record:     what of its positions is kept for its client, if anything
     prediction: tokens that its client expects it to generate
-    num_drafted, num_accepted: guesses that were computed along with its tokens, and those of them that were drawn
-    sampling_state: what sampling remembers of its tokens; preemption leaves it as it is
+    sampling_state: what sampling remembers of its tokens
     num_held:   of its last tokens, which were forced and are shown once they were scored
-    gathered:   of what it gained, what was not passed on yet
-    is_prompt_published: whether others can find its prompt's blocks
-    first_taken_at: when its first token came, where its time is limited
-    passed_over_at: since when others begin before it as it lacks something
-    num_charged, is_prompt_charged: what of it was counted as spent;  engine_ns: its share of the steps' time
+    forks:      sequences of the same request that start when this one has computed their common prompt
     """
 
     def __init__(
@@ -56,70 +109,61 @@ class Sequence:
         shown_prompt: range | None = None,
         detokenizer: Detokenizer,
         matcher: Matcher | None = None,
-        illustration: Illustration | None = None,
+        illustration: PlacedImages | None = None,
         record: Record | None = None,
         prediction: Items[int] = (),
     ) -> None:
         self.request = request
         self.sample = sample
         self.prompt_length = len(prompt_ids)
-        self.token_ids: list[int] = list(prompt_ids)
         self.max_tokens = max_tokens
-        self.num_dropped_tokens = num_dropped_tokens
-        self.shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
-        self.detokenizer = detokenizer
         self.matcher = matcher
         self.illustration, self.record = illustration, record
         self.prediction = prediction
-        self.stop_matcher = Ending(request.stop)
         self.sampling_state = SamplingState(request.sampling, len(prompt_ids))
-        self.arrived_at = time.monotonic()
-        self.started_at: float | None = None
-        self.passed_over_at: float | None = None
-        self.first_taken_at: float | None = None
-        self.num_computed = self.num_held = 0
-        self.is_prompt_published = False
-        self.holding: Holding | None = None
-        self.mix: Mix = ()
-        self.siblings: list[Sequence] = []
-        self.finish: Finish | None = None
 
-        self.num_drafted = self.num_accepted = 0
-        self.num_cached_tokens = self.num_charged = self.engine_ns = self.num_shown_chars = 0
-        self.was_reported = self.is_prompt_charged = False
-        self.prompt_logprobs: list[TokenLogprob] = []
-        self.pending_logprobs: list[TokenLogprob] = []
-        self.gathered: list[Delta] = []
+        self.token_ids: list[int] = list(prompt_ids)
+        self.num_computed = self.num_held = 0
+        self.finish: Finish | None = None
+        self.forks: list[Sequence] = []
+
+        shown_prompt = range(len(prompt_ids)) if shown_prompt is None else shown_prompt
+        self.shown = Shown(detokenizer, Ending(request.stop), shown_prompt, num_dropped_tokens)
+        self.place, self.spent = Place(), Spent()
 
     def end(self, reason: FinishReason, *, matched_stop: str | int | None = None) -> Finish:
         """End it, once and for good."""
         assert self.finish is None, f"{self} has ended already"
-        if self.num_held:  # they are behind its end
-            del self.token_ids[-self.num_held :]
-            self.num_held = 0
-        wanted = self.request.stop.max_tokens
+        self._drop_held()  # they are behind its end
+        wanted, spent = self.request.stop.max_tokens, self.spent
         is_short = wanted is None or self.num_generated < wanted
         self.finish = Finish(
             reason=reason,
             matched_stop=matched_stop,
             num_tokens=self.num_generated,
             is_context_end=reason is FinishReason.LENGTH and is_short,
-            predicted=(self.num_accepted, self.num_drafted - self.num_accepted) if self.prediction else None,
+            predicted=(spent.num_accepted, spent.num_drafted - spent.num_accepted) if self.prediction else None,
         )
         return self.finish
 
-    def give_up_held(self) -> None:
-        """Forget the tokens that wait for their scores; they will be forced again."""
+    def go_back(self) -> None:
+        """Forget what was computed, and tokens and scores that wait for more of it: they will be computed again."""
         if self.num_held:
             assert self.matcher is not None, f"{self} is not constrained"
             self.matcher.go_back(self.num_held)
+            self._drop_held()
+        if not self.shown.is_prompt_reported:
+            self.shown.prompt_logprobs.clear()
+        self.num_computed = 0
+
+    def _drop_held(self) -> None:
+        if self.num_held:
             del self.token_ids[-self.num_held :]
             self.num_held = 0
 
     @property
     def salt(self) -> bytes:
-        """What besides tokens names its keys and values: most often the adapter's version, or the mix's, which decides
-        them, and the client's own salt.
+        """What besides tokens names its keys and values: the version of its adapter or mix, and the client's own salt.
 
         No version holds the byte between the two.
         """
@@ -175,7 +219,7 @@ class Sequence:
     def scores_prompt(self) -> bool:
         """Whether log-probabilities of the prompt's own tokens are still wanted of this sequence."""
         wanted = self.request.logprobs
-        return wanted is not None and wanted.scores_prompt and self.sample == 0 and not self.was_reported
+        return wanted is not None and wanted.scores_prompt and self.sample == 0 and not self.shown.is_prompt_reported
 
     def __repr__(self) -> str:
         return f"Sequence({self.request.request_id}#{self.sample}, {self.num_computed}/{self.num_tokens})"
@@ -210,7 +254,7 @@ class Span:
 
     @property
     def num_rows(self) -> int:
-        """Of logits."""
+        """Rows of logits."""
         return self.scores + self.samples + len(self.draft)
 
     @property
@@ -255,6 +299,6 @@ class Batch:
 
 
 def num_common(left: Items[int], right: Items[int]) -> int:
-    """How many tokens both begin with."""
+    """Return how many tokens both begin with."""
     differing = (place for place, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)
     return next(differing, min(len(left), len(right)))

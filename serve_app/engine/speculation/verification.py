@@ -69,14 +69,14 @@ class Verifier:
         guessed = [Guessed(span, row) for span, row in _with_drafts(batch)]
         for each in guessed:
             self.num_drafted += len(each.span.draft)
-            each.span.sequence.num_drafted += len(each.span.draft)
+            each.span.sequence.spent.num_drafted += len(each.span.draft)
         deltas = self._output.commit(batch, sampled)
         if not guessed:
             return deltas
         while follows := [(each, span) for each in guessed if (span := known_span(each.span)) is not None]:
             for _, span in follows:
                 self.num_accepted += span.length
-                span.sequence.num_accepted += span.length
+                span.sequence.spent.num_accepted += span.length
             batch = Batch(tuple(span for _, span in follows))
             rows = [row for each, span in follows for row in _rows(each, span)]
             sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))

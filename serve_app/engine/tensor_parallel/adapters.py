@@ -11,19 +11,18 @@ from torch import nn
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.kv.budget import check_adapters_fit
-from serve_app.engine.lora.adapter import Adapter
-from serve_app.engine.lora.bank import AdapterBank, SwapIn
-from serve_app.engine.lora.shelf import shelf_rank
-from serve_app.engine.lora.weights import LowRank
+from serve_app.engine.lora.adapter import Adapter, LowRank
+from serve_app.engine.lora.buckets import shelf_rank
+from serve_app.engine.lora.pool import AdapterBank, SwapIn
 from serve_app.engine.tensor_parallel.division import Division
-from serve_app.engine.tensor_parallel.workers import Bring, Crew, Serve, packed, unpacked
+from serve_app.engine.tensor_parallel.workers import BringAdapter, Serve, Workers, packed, unpacked
 
 Weights = dict[str, LowRank]
 """By the module's name."""
 
 
 class PartBank(AdapterBank):
-    """A bank that reads adapters whole and keeps its shard's part."""
+    """Reads adapters whole and keeps its shard's part."""
 
     def __init__(self, model: nn.Module, adapters: Iterable[Adapter], *, division: Division, max_slots: int) -> None:
         super().__init__(model, adapters, max_slots=max_slots)
@@ -33,8 +32,8 @@ class PartBank(AdapterBank):
         return part_of(super()._read(adapter), self._division)
 
 
-class LeadingBank(AdapterBank):
-    """The first shard's, which alone reads files: who was swapped in here is swapped in everywhere, or nowhere."""
+class LeaderBank(AdapterBank):
+    """The first shard's bank. It alone reads files, and sends each worker its part when an adapter is swapped in."""
 
     def __init__(
         self,
@@ -42,24 +41,24 @@ class LeadingBank(AdapterBank):
         adapters: Iterable[Adapter],
         *,
         division: Division,
-        crew: Crew,
+        workers: Workers,
         max_slots: int,
         uses_triton: bool = False,
     ) -> None:
         super().__init__(model, adapters, max_slots=max_slots, uses_triton=uses_triton)
         self._division = division
-        self._crew = crew
+        self._workers = workers
         self._whole: Weights = {}
 
     def stage(self, slot: int, version: str) -> SwapIn:
         swap_in = super().stage(slot, version)
-        parts = [packed(part_of(self._whole, self._division.of(number))) for number in range(1, self._crew.count)]
+        parts = [packed(part_of(self._whole, self._division.of(number))) for number in range(1, self._workers.count)]
         self._whole = {}
 
         def swap_in_everywhere() -> None:
             swap_in()
             for number, weights in enumerate(parts, 1):
-                self._crew.tell_one(number, Bring(slot=slot, version=version, weights=weights))
+                self._workers.tell_one(number, BringAdapter(slot=slot, version=version, weights=weights))
 
         return swap_in_everywhere
 
@@ -68,13 +67,13 @@ class LeadingBank(AdapterBank):
         return part_of(self._whole, self._division)
 
 
-class FollowingBank(AdapterBank):
-    """A follower's, which is sent what it needs."""
+class WorkerBank(AdapterBank):
+    """A worker's bank. It is sent its parts of adapters."""
 
     _received: Weights
 
-    def receive(self, order: Bring) -> None:
-        """Compute rows of this slot with an adapter from now on."""
+    def receive(self, order: BringAdapter) -> None:
+        """Put a received adapter into its slot."""
         self._received = unpacked(order.weights)
         self.load(order.slot, order.version)
 
@@ -83,7 +82,7 @@ class FollowingBank(AdapterBank):
 
 
 def part_of(weights: Weights, division: Division) -> Weights:
-    """What a shard has of an adapter's factors: of `up` where a module's outputs are cut, else of `down`."""
+    """Return a shard's part of an adapter: of `up` if a module's outputs are cut, else of `down`."""
     parts: Weights = {}
     for name, each in weights.items():
         cut = division.cut(name)
@@ -97,27 +96,29 @@ def part_of(weights: Weights, division: Division) -> Weights:
 
 
 def make_bank(config: EngineConfig, model: LoadedModel, adapters: Items[Adapter]) -> AdapterBank:
-    """adapters: as they were bound, in each shard of a divided model
+    """Make the adapter bank of a model, and get the workers of a divided model ready for steps.
+
+    adapters: as they were bound, in each shard of a divided model
 
     Raises ModelNotSupported where keys and values leave no room for them.
     """
     shard = model.shard
-    if shard is None or shard.crew is None:
+    if shard is None or shard.workers is None:
         sizes = [_num_bytes(adapter, model) for adapter in adapters]
         check_adapters_fit(config, sizes, budget=model.kv_cache_bytes, vocab_size=model.vocab_size, device=model.device)
         return AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_triton=model.uses_triton)
-    shard.crew.tell(Serve(versions=tuple(adapter.version for adapter in adapters)))
-    return LeadingBank(
+    shard.workers.tell(Serve(versions=tuple(adapter.version for adapter in adapters)))
+    return LeaderBank(
         model.module,
         adapters,
         division=shard.division,
-        crew=shard.crew,
+        workers=shard.workers,
         max_slots=config.max_adapters,
         uses_triton=model.uses_triton,
     )
 
 
 def _num_bytes(adapter: Adapter, model: LoadedModel) -> int:
-    """What an adapter takes where it is resident."""
+    """Return the bytes of an adapter in its slot."""
     num_entries = sum(change.num_entries_per_rank for change in adapter.changes.values())
     return shelf_rank(adapter.rank) * num_entries * model.dtype.itemsize

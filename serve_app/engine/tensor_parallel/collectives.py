@@ -1,4 +1,4 @@
-"""What shards add up, through torch.distributed."""
+"""Sums over all shards, through torch.distributed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch.distributed as distributed
 from torch import Tensor
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""All shards are on one machine, and nobody else is to talk to them."""
+"""All shards are on one machine; no other machine may connect to them."""
 
 
-class Sums:
-    """One process's part in them. All shards ask for the same ones in the same order; who is late for one is waited
-    for no longer than the time limit, and a process has one such group.
+class Collectives:
+    """One shard's end of the process group; a process has one. All shards ask for the same sums in the same order.
+
+    A sum waits for a late shard up to the time limit.
     """
 
     def __init__(self, meeting_place: str, *, number: int, count: int, device: torch.device, timeout_s: float) -> None:
@@ -36,18 +37,18 @@ class Sums:
         )
 
     def total(self, part: Tensor) -> Tensor:
-        """Put the sum of all shards' parts in the place of this one, and give it."""
+        """Replace this shard's part by the sum of all shards' parts, and return it."""
         distributed.all_reduce(part)
         return part
 
     def least(self, number: int) -> int:
-        """The least of all shards' numbers."""
+        """Return the least of all shards' numbers."""
         found = torch.tensor(number, dtype=torch.int64, device=self.device)
         distributed.all_reduce(found, distributed.ReduceOp.MIN)
         return int(found)
 
     def everywhere(self, flags: Tensor) -> Tensor:
-        """Which of them are set in all shards."""
+        """Return which flags are set in all shards."""
         found = flags.to(torch.int64)
         distributed.all_reduce(found, distributed.ReduceOp.MIN)
         return found.bool()
@@ -56,7 +57,7 @@ class Sums:
         distributed.destroy_process_group()
 
 
-def sum_outputs(decoder: Any, sums: Sums) -> None:
+def sum_outputs(decoder: Any, sums: Collectives) -> None:
     """Have transformers' modules sum what their attention and their MLP give, adapters' changes included."""
     for layer in decoder.layers:
         layer.self_attn.register_forward_hook(lambda _, __, output: (sums.total(output[0]), *output[1:]))

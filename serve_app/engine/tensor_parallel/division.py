@@ -1,4 +1,4 @@
-"""How a model is divided among processes: whole heads, parts of the MLP, and a refusal where that does not come out."""
+"""How a model is divided among shards: whole heads and equal parts of the MLP, or a refusal if that is impossible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from serve_app.engine.decoder.family import FAMILIES
 from serve_app.engine.decoder.judgement import Judged
 from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.decoder.weights import shapes_of
-from serve_app.engine.vision.support import Sight
+from serve_app.engine.vision.support import VisionSupport
 
 Range: TypeAlias = tuple[int, int]
 """From … to."""
@@ -23,7 +23,7 @@ Range: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """What a shard has of a linear's weight, [outputs, inputs].
+    """The shard's part of a linear's weight [outputs, inputs].
 
     along:  which of the two is cut
     ranges: what the shard has of it, one behind the other
@@ -39,32 +39,34 @@ class Cut:
         return sum(end - begin for begin, end in self.ranges)
 
     def weight(self, whole: Any) -> Tensor:
-        """The shard's part, a tensor of its own. whole: a tensor, or a slice of a file, of which no more is read."""
+        """Return the shard's part as a new tensor. whole: a tensor, or a slice of a file, of which no more is read."""
         if self.along == "outputs":
             return torch.cat([whole[begin:end] for begin, end in self.ranges])
         return torch.cat([whole[:, begin:end] for begin, end in self.ranges], dim=1)
 
     def bias(self, whole: Any, *, is_first: bool) -> Tensor:
-        """The same of a bias [outputs]; the first shard alone has one that would be added to a sum of all."""
+        """Return the shard's part of a bias. Of a bias that is added to a sum only the first shard has one."""
         if self.along == "outputs":
             return self.weight(whole)
         bias: Tensor = whole[:]
         return bias if is_first else torch.zeros_like(bias)
 
     def part_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the shard's part of a weight, or of a bias."""
+        """Return the shape of the shard's part of a weight or bias."""
         if self.along == "outputs":
             return (self.part_size, *shape[1:])
         return shape if len(shape) == 1 else (shape[0], self.part_size)
 
     def whole_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the weight of which that is the shard's part."""
+        """Return the shape of the whole weight of a part."""
         return (self.size, shape[1]) if self.along == "outputs" else (shape[0], self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """number: of this shard, from 0;  count: of all shards
+    """Which part of a model a shard has.
+
+    number: of this shard, from 0;  count: of all shards
     heads, key_heads: of queries, and of keys or values;  head_dim: of each;  inner: size of the MLP; all of the whole
     """
 
@@ -80,11 +82,11 @@ class Division:
         return self.number == 0
 
     def of(self, number: int) -> Division:
-        """That of another shard."""
+        """Return the division of another shard."""
         return replace(self, number=number)
 
     def cut(self, name: str) -> Cut | None:
-        """What the shard has of the linear of that name; None where it has all."""
+        """Return the shard's part of the linear of that name; None if it has all of it."""
         parent, _, kind = name.rpartition(".")
         if parent.endswith(".self_attn"):
             return self._cut_of_attention(kind)
@@ -93,7 +95,7 @@ class Division:
         return None
 
     def narrowed(self, judged: Judged) -> Judged:
-        """The model as the shard computes it: of fewer heads and a smaller MLP, which transformers can make."""
+        """Return the model as the shard computes it: with fewer heads and a smaller MLP."""
         config = deepcopy(judged.config)
         text = text_config(config)
         text.head_dim = self.head_dim
@@ -141,7 +143,7 @@ class Division:
 
 
 def divide(judged: Judged, count: int, *, number: int = 0, weights: str | None = None) -> Division:
-    """How the model is divided among so many shards.
+    """Divide a model among so many shards.
 
     weights: in how few bits they were asked for
 
@@ -152,7 +154,7 @@ def divide(judged: Judged, count: int, *, number: int = 0, weights: str | None =
         raise ModelNotSupported(f"{asked}: models of type {text.model_type} are not divided; take one replica for each")
     if weights is not None or judged.formats is not None:
         raise ModelNotSupported(f"{asked}: weights in few bits are not divided; leave one of the two")
-    if isinstance(judged.sight, Sight):
+    if isinstance(judged.vision, VisionSupport):
         raise ModelNotSupported(f"{asked}: a model that sees is not divided; with `images: false` it is, for text")
     heads = int(text.num_attention_heads)
     division = Division(
@@ -181,7 +183,7 @@ def _check_even(division: Division) -> None:
 
 
 def _check_shapes(judged: Judged, division: Division) -> None:
-    """See that the smaller model has of each weight what is cut for it."""
+    """Check that each weight of the smaller model has the shape of its part."""
     whole = {name: tuple(each.shape) for name, each in shapes_of(judged).named_parameters()}
     part = {name: tuple(each.shape) for name, each in shapes_of(division.narrowed(judged)).named_parameters()}
     for name, shape in whole.items():
@@ -199,7 +201,7 @@ def _moved(own: Range, by: int) -> Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A tensor's part, read by `part[...]`, as a slice of a safetensors file is."""
+    """The shard's part of a stored tensor, read by `part[...]`, as a slice of a safetensors file is."""
 
     stored: Any
     cut: Cut | None
@@ -215,7 +217,7 @@ class Part:
 
 
 def parts_of(slices: Mapping[str, Any], division: Division) -> dict[str, Part]:
-    """The tensors of a checkpoint, by their names, each as the shard has it."""
+    """Return the shard's part of each tensor of a checkpoint, by name."""
     parts: dict[str, Part] = {}
     for name, stored in slices.items():
         module, _, kind = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""A follower's process: it computes its shard of every step that the first one computes, until that one is gone."""
+"""The process of a tensor-parallel worker: it computes its shard of every step until the first shard's process ends."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from serve_app.engine.kv.making import make_store
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.tensor_parallel.adapters import FollowingBank
-from serve_app.engine.tensor_parallel.collectives import Sums
-from serve_app.engine.tensor_parallel.workers import Answer, Bind, Bring, Compute, Join, Load, Serve, carry_out
+from serve_app.engine.tensor_parallel.adapters import WorkerBank
+from serve_app.engine.tensor_parallel.collectives import Collectives
+from serve_app.engine.tensor_parallel.workers import Answer, Bind, BringAdapter, Compute, Join, Load, Serve, carry_out
 
 logger = logging.getLogger(__name__)
 
 GIVEN_UP = 3
-"""The exit status of a follower that could not do what it was told."""
+"""The exit status of a worker that could not do what it was told."""
 
 
-class Follower:
-    """Carries orders out, one after the other. What it cannot carry out it does not survive."""
+class Worker:
+    """Carries out orders, one after the other. It ends if an order fails."""
 
     def __init__(self, leader: Connection) -> None:
         self._leader = leader
@@ -45,14 +45,14 @@ class Follower:
         self._is_on_cpu = device.type == "cpu"
         if self._is_on_cpu:
             torch.set_num_threads(join.threads)
-        self.sums = Sums(
+        self.sums = Collectives(
             join.meeting_place, number=join.number, count=join.count, device=device, timeout_s=join.timeout_s
         )
         self._config: EngineConfig
         self._model: LoadedModel
         self._bound: list[Adapter] = []
         self._storage: Storage
-        self._bank: FollowingBank
+        self._bank: WorkerBank
         self._runner: Runner
 
     def meet(self) -> None:
@@ -60,7 +60,7 @@ class Follower:
         self._leader.recv()
 
     def run(self) -> None:
-        """Until there is nobody left who gives orders."""
+        """Carry out orders until the first shard's process ends."""
         while True:
             try:
                 order = self._leader.recv()
@@ -71,20 +71,20 @@ class Follower:
                     self._config, self._bound = config, []
                     if self._is_on_cpu:
                         give_way(config.niceness)
-                    self._model = load_model(config, mates=self)
+                    self._model = load_model(config, peers=self)
                 case Bind(records=records):
                     self._bound, _ = bind_adapters(records, self._model.module, shard=self._model.shard)
                 case Serve(versions=versions):
                     self._make_ready(versions)
-                case Bring():
+                case BringAdapter():
                     self._bank.receive(order)
-                case Compute(deeds=deeds, layout=layout, by_modules=by_modules):
-                    for deed in deeds:
-                        carry_out(deed, self._storage)
+                case Compute(calls=calls, layout=layout, by_modules=by_modules):
+                    for call in calls:
+                        carry_out(call, self._storage)
                     self._runner.follow(layout, by_modules=by_modules)
 
     def refuse(self, reason: str) -> None:
-        """Say why it ends, to who may be waiting."""
+        """Tell the first shard why this worker ends."""
         with suppress(OSError):
             self._leader.send(Answer(refusal=f"shard {self.number} of {self.count}: {reason}"))
 
@@ -93,36 +93,34 @@ class Follower:
         if len(bound) < len(versions):
             raise ModelNotSupported("an adapter is not here that the first shard has")
         model = self._model
-        self._bank = FollowingBank(
-            model.module, bound, max_slots=self._config.max_adapters, uses_triton=model.uses_triton
-        )
+        self._bank = WorkerBank(model.module, bound, max_slots=self._config.max_adapters, uses_triton=model.uses_triton)
         self._storage = make_store(self._config, model).storage
         self._runner = Runner(model, self._storage, self._bank)
         model.narrowing.start()
 
 
 def main() -> None:
-    """The other end of the socket that is our input is the first shard's."""
+    """Take orders from the first shard over the socket that is this process's input."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the first shard says when it is time
-    threading.Thread(target=_end_with_the_first, daemon=True).start()
+    threading.Thread(target=_end_with_the_leader, daemon=True).start()
     settle_memory()
     disable_progress_bar()  # the first shard's says how far loading is
     with Connection(os.dup(0)) as leader:
-        follower = Follower(leader)
+        worker = Worker(leader)
         try:
-            follower.run()
+            worker.run()
             os._exit(0)
         except ModelNotSupported as error:
-            follower.refuse(str(error))
+            worker.refuse(str(error))
         except Exception as error:
-            logger.exception("shard %d of %d gives up", follower.number, follower.count)
-            follower.refuse(f"{type(error).__name__}: {error}")
+            logger.exception("shard %d of %d gives up", worker.number, worker.count)
+            worker.refuse(f"{type(error).__name__}: {error}")
     os._exit(GIVEN_UP)
 
 
-def _end_with_the_first() -> None:
-    """Whatever this process is at: a sum that nobody comes to has its own end, but a later one."""
+def _end_with_the_leader() -> None:
+    """End this process with the first shard's, whatever it does; a sum would wait longer."""
     poll = select.poll()
     poll.register(0, 0)  # nothing but its being hung up
     poll.poll()

@@ -1,4 +1,9 @@
-"""The followers of a replica's first shard: processes of its own that compute the other shards."""
+"""The tensor-parallel workers of a replica, as its first shard sees them: processes, orders and their storage's state.
+
+The first shard (number 0) schedules, reads files and answers. Each worker computes another shard. For a step the first
+shard 1. sends what its block ledger did to the storage since the last step; 2. sends the step's layout; 3. computes its
+own shard. Sums meet in `Collectives`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,6 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from safetensors.torch import load, save
-from torch import Tensor
 
 from serve_app.core.cards import AdapterRecord
 from serve_app.core.errors import EngineFailed
@@ -22,19 +26,17 @@ from serve_app.core.machine import command, variables
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.step import Layout
-from serve_app.engine.kv.groups import Group, Reading
-from serve_app.engine.kv.plan import AttentionPlan
 from serve_app.engine.kv.storage import Holding, Storage
-from serve_app.engine.lora.weights import LowRank
-from serve_app.engine.tensor_parallel.collectives import Sums
+from serve_app.engine.lora.adapter import LowRank
+from serve_app.engine.tensor_parallel.collectives import Collectives
 from serve_app.engine.tensor_parallel.division import Division
 
-Call: TypeAlias = Literal["bring", "copy", "claim", "keep", "vacate", "discard"]
+Method: TypeAlias = Literal["bring", "copy", "claim", "keep", "vacate", "discard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """The first order: which shard this one is, and where sums are found; see `Sums`."""
+    """The first order: which shard the worker is, and how it joins the collectives."""
 
     number: int
     count: int
@@ -46,7 +48,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Load this shard of a model, in the place of one that there was."""
+    """Load your shard of a model in place of an earlier one."""
 
     config: EngineConfig
 
@@ -60,14 +62,14 @@ class Bind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """Make ready for steps. versions: of the adapters that the first shard has bound"""
+    """Get ready for steps. versions: of the adapters that the first shard has bound"""
 
     versions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bring:
-    """Compute rows of this slot with an adapter. weights: the shard's part, as `packed` makes them"""
+class BringAdapter:
+    """Put an adapter into a slot. weights: your part of it, as `packed` makes them"""
 
     slot: int
     version: str
@@ -75,34 +77,34 @@ class Bring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Deed:
-    """What the ledger had a storage do."""
+class StorageCall:
+    """A call of a method that changes a storage."""
 
-    call: Call
+    method: Method
     arguments: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """Carry these deeds out, then compute a step. by_modules: by those that transformers wrote"""
+    """Make these calls, then compute a step. by_modules: by transformers' own modules"""
 
-    deeds: tuple[Deed, ...]
+    calls: tuple[StorageCall, ...]
     layout: Layout
     by_modules: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Of a shard that others wait for. refusal: why the model is not loaded; None where all is well"""
+    """A worker's answer. refusal: why it did not load the model; None if it did"""
 
     refusal: str | None = None
 
 
-Order: TypeAlias = Join | Load | Bind | Serve | Bring | Compute
+Order: TypeAlias = Join | Load | Bind | Serve | BringAdapter | Compute
 
 
 def packed(weights: Mapping[str, LowRank]) -> bytes:
-    """What an adapter does to modules, in one piece. Gains are not among it."""
+    """Pack an adapter's factors into bytes; gains are not among them."""
     tensors = {f"down {name}": each.down.contiguous() for name, each in weights.items()}
     return save(tensors | {f"up {name}": each.up.contiguous() for name, each in weights.items()})
 
@@ -115,17 +117,17 @@ def unpacked(data: bytes) -> dict[str, LowRank]:
 
 
 TIMEOUT_S = 120.0
-"""So late a shard may be for a sum, as long as the driver lets a step take."""
-FOLLOWER = "serve_app.engine.tensor_parallel.worker"
+"""How long a sum waits for a shard; as long as the driver lets a step take."""
+WORKER = "serve_app.engine.tensor_parallel.worker"
 END_S = 10.0
 
 
-class Crew:
-    """Starts the followers, tells them what to do, and ends them.
+class Workers:
+    """Starts the workers, sends them orders, and ends them.
 
-    Who has a crew is shard 0. `check` may be called by any thread, all else belongs to the one that loads and steps.
+    Its process is shard 0. Any thread may call `check`; the rest belongs to the thread that loads and steps.
 
-    count: of shards, this one included;  sums: with the followers
+    count: of shards, this one included;  sums: with the workers
     """
 
     number = 0
@@ -133,7 +135,7 @@ class Crew:
     def __init__(self, count: int, device: torch.device, *, threads: int | None = None, timeout_s: float = TIMEOUT_S):
         """threads: of torch, for each shard; None is an equal part. Raises ModelNotSupported."""
         self.count = count
-        self._deeds: list[Deed] = []
+        self._calls: list[StorageCall] = []
         self._failure: str | None = None
         self._folder = TemporaryDirectory(prefix="serve_app-shards-")
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -155,7 +157,7 @@ class Crew:
                 self._start(join)
             self._await_answers()
             own = device if device.type == "cpu" else torch.device(device.type, 0)
-            self.sums = Sums(place, number=0, count=count, device=own, timeout_s=timeout_s)
+            self.sums = Collectives(place, number=0, count=count, device=own, timeout_s=timeout_s)
         except BaseException:
             self.close()
             raise
@@ -165,12 +167,12 @@ class Crew:
         return [process.pid for process in self._processes]
 
     def tell(self, order: Order) -> None:
-        """Have every follower carry this out, after all it was told before. Raises EngineFailed."""
+        """Send an order to every worker; each carries out its orders in turn. Raises EngineFailed."""
         for number in range(1, self.count):
             self.tell_one(number, order)
 
     def tell_one(self, number: int, order: Order) -> None:
-        """The same of one follower."""
+        """Send an order to one worker. Raises EngineFailed."""
         try:
             self._connections[number - 1].send(order)
         except OSError as error:
@@ -178,26 +180,26 @@ class Crew:
             raise EngineFailed(self._failure or "") from error
 
     def load(self, config: EngineConfig) -> None:
-        """Have every follower load its shard of a model, in the place of what it had."""
-        self._deeds.clear()
+        """Have every worker load its shard of a model in place of an earlier one."""
+        self._calls.clear()
         self.tell(Load(config=config))
 
     def meet(self) -> None:
-        """Wait until every follower has come as far. Raises ModelNotSupported."""
+        """Wait until every worker has reached this point. Raises ModelNotSupported."""
         self._await_answers()
         for connection in self._connections:
             connection.send(Answer())
 
-    def note(self, deed: Deed) -> None:
-        """To be carried out by the followers before their next step."""
-        self._deeds.append(deed)
+    def note(self, call: StorageCall) -> None:
+        """Have the workers make this call before their next step."""
+        self._calls.append(call)
 
     @contextmanager
     def computing(self, layout: Layout, *, by_modules: bool) -> Iterator[None]:
-        """Within it the followers compute this step, too. Whatever fails there leaves no crew to go on with."""
+        """Have the workers compute a step beside the caller. If it fails, the workers cannot go on."""
         self.check()
-        deeds, self._deeds = tuple(self._deeds), []
-        self.tell(Compute(deeds=deeds, layout=layout, by_modules=by_modules))
+        calls, self._calls = tuple(self._calls), []
+        self.tell(Compute(calls=calls, layout=layout, by_modules=by_modules))
         try:
             yield
         except BaseException:
@@ -205,15 +207,15 @@ class Crew:
             raise
 
     def check(self) -> None:
-        """Raise EngineFailed where a follower is gone, or a step has failed that they were computing."""
+        """Raise EngineFailed if a worker is gone or a common step has failed."""
         for number, process in enumerate(self._processes, 1):
             if (status := process.poll()) is not None:
                 self._fail(f"shard {number} of {self.count} has ended with status {status}")
         if self._failure is not None:
             raise EngineFailed(f"The model cannot be computed any more: {self._failure}.")
 
-    def last_words(self) -> str | None:
-        """Why a follower has given up, where one has said so."""
+    def refusal(self) -> str | None:
+        """Return why a worker has given up, if one has said so."""
         for connection in self._connections:
             try:
                 while connection.poll():
@@ -225,7 +227,7 @@ class Crew:
         return None
 
     def close(self) -> None:
-        """End every follower and wait for it."""
+        """End every worker and wait for it."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -243,7 +245,7 @@ class Crew:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                command(FOLLOWER),
+                command(WORKER),
                 stdin=theirs.fileno(),
                 # its threads sleep at once: nobody looks there at what others use of the CPUs
                 env=variables() | {"GOMP_SPINCOUNT": "0"},
@@ -265,8 +267,8 @@ class Crew:
         self._failure = self._failure or reason
 
 
-class Mates(Protocol):
-    """The other shards, as a process that loads has them."""
+class Peers(Protocol):
+    """The other shards, as a process that loads its own sees them."""
 
     @property
     def number(self) -> int: ...
@@ -275,79 +277,66 @@ class Mates(Protocol):
     def count(self) -> int: ...
 
     @property
-    def sums(self) -> Sums: ...
+    def sums(self) -> Collectives: ...
 
     def meet(self) -> None:
-        """Wait, without a bound, until all have come as far: to read weights takes its time."""
+        """Wait until all have reached this point, however long they read weights."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """crew: the first shard's followers; None where this is one of them"""
+    """One shard of a divided model. workers: of the first shard; None if this process is a worker"""
 
     division: Division
-    sums: Sums
-    crew: Crew | None
+    sums: Collectives
+    workers: Workers | None
 
 
-class MirroredStorage:
-    """The first shard's `Storage`. What each call does is noted; reading and writing are each shard's own affair.
+class ReplicatedStorage:
+    """The first shard's `Storage`, whose changes the workers repeat on theirs. Each shard reads and writes its own.
 
-    note: takes a deed, to be carried out by the others before their next step
+    note: takes a call that the workers make before their next step
     """
 
-    def __init__(self, own: Storage, note: Callable[[Deed], None]) -> None:
+    def __init__(self, own: Storage, note: Callable[[StorageCall], None]) -> None:
         self._own = own
         self._note = note
         self.shares_held = own.shares_held
         self.piece_blocks = own.piece_blocks
+        self.places, self.plan, self.groups = own.places, own.plan, own.groups
+        self.write, self.read = own.write, own.read
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         self._own.bring(holding, first, blocks)
-        self._note(Deed(call="bring", arguments=(_copy(holding), first, [*blocks])))
+        self._note(StorageCall(method="bring", arguments=(_copy(holding), first, [*blocks])))
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
         self._own.copy(source, target, begin, end)
-        self._note(Deed(call="copy", arguments=(_copy(source), _copy(target), begin, end)))
+        self._note(StorageCall(method="copy", arguments=(_copy(source), _copy(target), begin, end)))
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
         self._own.claim(holding, blocks)
-        self._note(Deed(call="claim", arguments=(_copy(holding), [*blocks])))
+        self._note(StorageCall(method="claim", arguments=(_copy(holding), [*blocks])))
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
         self._own.keep(holding, indices)
-        self._note(Deed(call="keep", arguments=(_copy(holding), [*indices])))
+        self._note(StorageCall(method="keep", arguments=(_copy(holding), [*indices])))
 
     def vacate(self, holding: Holding, first: int = 0) -> None:
         self._own.vacate(holding, first)
-        self._note(Deed(call="vacate", arguments=(_copy(holding), first)))
+        self._note(StorageCall(method="vacate", arguments=(_copy(holding), first)))
 
     def discard(self, blocks: Sequence[int]) -> None:
         self._own.discard(blocks)
-        self._note(Deed(call="discard", arguments=([*blocks],)))
-
-    def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
-        return self._own.places(holding, begin, end)
-
-    def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
-        return self._own.plan(readings, places)
-
-    def groups(self, readings: Sequence[Reading]) -> list[Group]:
-        return self._own.groups(readings)
-
-    def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
-        self._own.write(layer, places, key, value)
-
-    def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
-        return self._own.read(layer, group)
+        self._note(StorageCall(method="discard", arguments=([*blocks],)))
 
 
-def carry_out(deed: Deed, storage: Storage) -> None:
-    """Have another storage do the same."""
-    getattr(storage, deed.call)(*deed.arguments)
+def carry_out(call: StorageCall, storage: Storage) -> None:
+    """Make a noted call on a worker's storage."""
+    getattr(storage, call.method)(*call.arguments)
 
 
 def _copy(holding: Holding) -> Holding:
-    """As it is now; whose prefix it begins with is the ledger's affair."""
+    """Copy a holding as it is now. Its prefix is known to the first shard's ledger alone."""
     return Holding(holding.place, blocks=[*holding.blocks])

@@ -1,1 +1,1 @@
-"""Eyes: a client's image file becomes rows of embeddings, in threads of their own, off the engine's steps."""
+"""VisionTower: a client's image file becomes rows of embeddings, in threads of their own, off the engine's steps."""

@@ -1,4 +1,4 @@
-"""Looks at the images of requests before these are tokenised, in threads that give way to the engine's."""
+"""Encodes the images of requests before tokenization, in threads that give way to the engine's."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import CacheEntry, next_to_evict
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.vision.images import Read, Seen
-from serve_app.engine.vision.tower import Eyes
+from serve_app.engine.vision.images import DecodedImage, ImageEmbeddings
+from serve_app.engine.vision.tower import VisionTower
 
 
-class SeenImages:
-    """By the salt of whoever may find them, or the time of an answer would tell one tenant what another has sent, and
-    the digest of their files. Of the flow that has most the one used longest ago goes first. Threads may share it.
+class ImageCache:
+    """Keeps encoded images within a budget of bytes. Threads may share it.
+
+    The key has the request's cache salt. Without it the time of an answer would tell one tenant what another has sent.
+    The flow that holds most loses its least recently used image first.
 
     max_bytes: of their embeddings together; an image larger than that is not kept
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._kept: OrderedDict[tuple[str, bytes], tuple[str, Seen]] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bytes], tuple[str, ImageEmbeddings]] = OrderedDict()
         self._lock = threading.Lock()
         self.num_bytes = 0
         self.num_hits = 0
@@ -38,7 +40,7 @@ class SeenImages:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def find(self, digest: bytes, *, salt: str) -> Seen | None:
+    def find(self, digest: bytes, *, salt: str) -> ImageEmbeddings | None:
         with self._lock:
             if (salt, digest) not in self._kept:
                 return None
@@ -46,8 +48,8 @@ class SeenImages:
             self.num_hits += 1
             return self._kept[salt, digest][1]
 
-    def keep(self, seen: Seen, *, salt: str, flow: str) -> None:
-        """flow: that asked for it"""
+    def keep(self, seen: ImageEmbeddings, *, salt: str, flow: str) -> None:
+        """Cache an image. flow: that asked for it"""
         with self._lock:
             if (salt, seen.digest) in self._kept or seen.num_bytes > self._max_bytes:
                 return
@@ -67,117 +69,125 @@ class SeenImages:
 
 RETRY_S = 5
 
-Looks = Mapping[str, tuple[Seen, ...]]
-"""What was seen of each request's images, by its id."""
+Encoded = Mapping[str, tuple[ImageEmbeddings, ...]]
+"""The images of each request by its id."""
 
 
-class Looking:
-    """Decodes images in one thread and computes their embeddings in another, one at a time each.
+class VisionEncoder:
+    """Decodes images in one thread and encodes them in another, one at a time each. Lives on the event loop.
 
-    An image that is kept from before waits for neither. Lives on the event loop.
+    A cached image waits for neither thread.
 
-    max_waiting_bytes: of image files whose turn has not come; more are refused
-    num_seen: images whose embeddings were computed
+    kept: the cache
+    max_waiting_bytes: of image files that wait; more are refused
+    num_encoded: images whose embeddings were computed
     """
 
-    def __init__(self, eyes: Eyes, *, kept: SeenImages, max_model_len: int, max_waiting_bytes: int) -> None:
+    def __init__(self, tower: VisionTower, *, kept: ImageCache, max_model_len: int, max_waiting_bytes: int) -> None:
         self.kept = kept
-        self.num_seen = 0
-        self._eyes = eyes
+        self.num_encoded = 0
+        self._tower = tower
         self._max_model_len = max_model_len
         self._max_waiting_bytes = max_waiting_bytes
         self._num_waiting_bytes = 0
         self._in_memory = asyncio.Semaphore(2)
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way, initargs=(LONG_WORK,))
-        self._seers = ThreadPoolExecutor(1, thread_name_prefix="eyes", initializer=give_way, initargs=(LONG_WORK,))
+        self._decoders = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=give_way, initargs=(LONG_WORK,))
+        self._encoders = ThreadPoolExecutor(1, thread_name_prefix="tower", initializer=give_way, initargs=(LONG_WORK,))
 
     @property
-    def marks(self) -> Eyes:
-        """Return what knows how prompts name images."""
-        return self._eyes
+    def marks(self) -> VisionTower:
+        """Return how prompts name images."""
+        return self._tower
 
-    async def encode(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Looks:
-        """See every image of the requests; of one that nobody wants any more, none.
+    async def encode(self, requests: Items[GenerationRequest], is_wanted: Callable[[str], bool]) -> Encoded:
+        """Encode every image of the requests, but none of a request that is no longer wanted.
 
-        Raises InvalidRequest where an image cannot be read, ContextOverflow where they overfill the context, and
-        Overloaded where too many wait.
+        Raises InvalidRequest if an image cannot be read, ContextOverflow if the images overfill the context, and
+        Overloaded if too many wait.
         """
         num_bytes = sum(len(image.data) for request in requests for image in request.prompt.images)
         if num_bytes and num_bytes + self._num_waiting_bytes > self._max_waiting_bytes:
-            raise Overloaded("Too many images wait to be seen.", None, {"retry_after_s": RETRY_S})
+            raise Overloaded("Too many images wait to be encoded.", None, {"retry_after_s": RETRY_S})
         self._num_waiting_bytes += num_bytes
         try:
-            return {each.request_id: await self._look(each, partial(is_wanted, each.request_id)) for each in requests}
+            return {each.request_id: await self._encode(each, partial(is_wanted, each.request_id)) for each in requests}
         finally:
             self._num_waiting_bytes -= num_bytes
 
     def close(self) -> None:
         """Wait for what runs; what has not begun is dropped."""
-        for pool in (self._readers, self._seers):
+        for pool in (self._decoders, self._encoders):
             pool.shutdown(cancel_futures=True)
 
-    async def _look(self, request: GenerationRequest, is_wanted: Callable[[], bool]) -> tuple[Seen, ...]:
-        """Nothing where it is not wanted any more: what headers say of all, then what all take, and only then one after
-        the other.
+    async def _encode(self, request: GenerationRequest, is_wanted: Callable[[], bool]) -> tuple[ImageEmbeddings, ...]:
+        """Encode one request's images; return none once it is no longer wanted.
+
+        1. look each image up in the cache and check the headers of the rest;
+        2. count the rows that all of them take;
+        3. encode one after the other.
         """
         loop, images = asyncio.get_running_loop(), request.prompt.images
-        known = [await loop.run_in_executor(self._readers, self._find, request, image) for image in images]
+        known = [await loop.run_in_executor(self._decoders, self._find, request, image) for image in images]
         if known.count(None) > 1:
             await self._count(request, known, is_wanted)
-        seen: list[Seen] = []
+        seen: list[ImageEmbeddings] = []
         for image, each in zip(images, known, strict=True):
-            if (found := each or await self._see(request, image, is_wanted)) is None:
+            if (found := each or await self._encode_one(request, image, is_wanted)) is None:
                 return ()
             seen.append(found)
         self._check_length(request, [len(each.rows) for each in seen])
         return tuple(seen)
 
     async def _count(
-        self, request: GenerationRequest, known: Items[Seen | None], is_wanted: Callable[[], bool]
+        self, request: GenerationRequest, known: Items[ImageEmbeddings | None], is_wanted: Callable[[], bool]
     ) -> None:
-        """Decode all images once more than they are seen, only to check that they fit."""
+        """Decode all images once, only to check that their rows fit the context."""
         loop, num_rows = asyncio.get_running_loop(), list[int]()
         for image, each in zip(request.prompt.images, known, strict=True):
             if not is_wanted():
                 return
             if each is None:
-                num_rows.append(await loop.run_in_executor(self._readers, self._eyes.count, image))
+                num_rows.append(await loop.run_in_executor(self._decoders, self._tower.count, image))
             else:
                 num_rows.append(len(each.rows))
             self._check_length(request, num_rows)
 
-    def _find(self, request: GenerationRequest, image: Image) -> Seen | None:
-        """An image that was seen before; of any other, at least its header is sound."""
+    def _find(self, request: GenerationRequest, image: Image) -> ImageEmbeddings | None:
+        """Return a cached image. Of any other check the header and return None."""
         seen = self.kept.find(image.digest, salt=request.cache_salt)
         if seen is None:
-            self._eyes.check(image)
+            self._tower.check(image)
         return seen
 
-    async def _see(self, request: GenerationRequest, image: Image, is_wanted: Callable[[], bool]) -> Seen | None:
-        """One is decoded while another is seen, and no more of them are in memory."""
+    async def _encode_one(
+        self, request: GenerationRequest, image: Image, is_wanted: Callable[[], bool]
+    ) -> ImageEmbeddings | None:
+        """Decode and encode an image. At most two decoded images are in memory."""
         loop = asyncio.get_running_loop()
         async with self._in_memory:
-            read = await loop.run_in_executor(self._readers, self._read, request, image, is_wanted)
-            if not isinstance(read, Read):
+            read = await loop.run_in_executor(self._decoders, self._decode, request, image, is_wanted)
+            if not isinstance(read, DecodedImage):
                 return read
-            return await loop.run_in_executor(self._seers, self._seen, request, read)
+            return await loop.run_in_executor(self._encoders, self._run_tower, request, read)
 
-    def _read(self, request: GenerationRequest, image: Image, is_wanted: Callable[[], bool]) -> Seen | Read | None:
-        """Another request may have had it seen meanwhile."""
+    def _decode(
+        self, request: GenerationRequest, image: Image, is_wanted: Callable[[], bool]
+    ) -> ImageEmbeddings | DecodedImage | None:
+        """Decode an image, unless another request had it encoded meanwhile."""
         if not is_wanted():
             return None
-        return self.kept.find(image.digest, salt=request.cache_salt) or self._eyes.read(image)
+        return self.kept.find(image.digest, salt=request.cache_salt) or self._tower.decode(image)
 
-    def _seen(self, request: GenerationRequest, read: Read) -> Seen:
+    def _run_tower(self, request: GenerationRequest, read: DecodedImage) -> ImageEmbeddings:
         seen = self.kept.find(read.digest, salt=request.cache_salt)
         if seen is None:
-            seen = self._eyes.see(read)
-            self.num_seen += 1
+            seen = self._tower.encode(read)
+            self.num_encoded += 1
             self.kept.keep(seen, salt=request.cache_salt, flow=request.share.flow)
         return seen
 
     def _check_length(self, request: GenerationRequest, counts: Items[int]) -> None:
-        """counts: rows of the first images"""
+        """Raise ContextOverflow if the first images, of so many rows each, overfill the context."""
         num_rows, context = sum(counts), self._max_model_len
         if num_rows > context:
             raise ContextOverflow.refusing(
@@ -188,16 +198,16 @@ class Looking:
             )
 
 
-def make_looking(model: LoadedModel, config: EngineConfig) -> Looking | None:
-    """Of a model that sees."""
-    if model.eyes is None:
+def make_encoder(model: LoadedModel, config: EngineConfig) -> VisionEncoder | None:
+    """Make the encoder of a model that takes images."""
+    if model.tower is None:
         return None
-    kept, most = SeenImages(config.image_cache_bytes), config.max_waiting_image_bytes
-    return Looking(model.eyes, kept=kept, max_model_len=model.max_model_len, max_waiting_bytes=most)
+    kept, most = ImageCache(config.image_cache_bytes), config.max_waiting_image_bytes
+    return VisionEncoder(model.tower, kept=kept, max_model_len=model.max_model_len, max_waiting_bytes=most)
 
 
 def image_card(model: LoadedModel) -> ImageCard | None:
-    """What the routers are told; None of a model of text."""
-    if model.eyes is not None:
-        return ImageCard(marker=model.eyes.marker)
-    return None if model.blindness is None else ImageCard(reason=model.blindness)
+    """Return what routers are told of images; None for a model of text."""
+    if model.tower is not None:
+        return ImageCard(marker=model.tower.marker)
+    return None if model.why_no_images is None else ImageCard(reason=model.why_no_images)

@@ -1,4 +1,4 @@
-"""What a sequence holds of its images: rows of embeddings in the place of ids, and their names."""
+"""Images in a prompt: decoded, encoded, and placed among the tokens of a sequence."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from serve_app.engine.vision.support import Inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Read:
-    """An image that was decoded, and is to be seen.
+class DecodedImage:
+    """A decoded image, ready for the vision tower.
 
     digest: of its file
     text:   what stands in a text for it, `num_rows` markers among it
@@ -32,8 +32,8 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """An image as a prompt holds it. rows: [num_rows, hidden], on the model's device; the rest as in `Read`."""
+class ImageEmbeddings:
+    """An encoded image. rows: [num_rows, hidden], on the model's device; the rest as in `DecodedImage`."""
 
     digest: bytes
     text: str
@@ -53,8 +53,8 @@ MAX_NAME = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Illustration:
-    """Images of one prompt; its sequences share it.
+class PlacedImages:
+    """The images of one prompt. Its sequences share it.
 
     rows:       [image tokens, hidden], in the order of `positions`
     positions:  of the prompt's tokens that have a row in the place of their embedded id, ascending
@@ -70,12 +70,12 @@ class Illustration:
     rope_shift: int = 0
 
     def between(self, start: int, end: int) -> tuple[tuple[int, ...], Tensor]:
-        """Those of the positions that a span has, and their rows."""
+        """Return the image positions within a span, and their rows."""
         first, last = bisect_left(self.positions, start), bisect_left(self.positions, end)
         return self.positions[first:last], self.rows[first:last]
 
     def rope_between(self, start: int, end: int) -> Tensor | None:
-        """By what the tokens of a span are rotated, [3, length]; None where their positions say all."""
+        """Return the rope positions of a span, [3, length]; None where they are the plain positions."""
         if self.rope_positions is None:
             return None
         length = self.rope_positions.shape[1]
@@ -83,10 +83,10 @@ class Illustration:
         return torch.cat([self.rope_positions[:, start:end], behind.expand(3, -1)], dim=1)
 
 
-def illustrate(token_ids: Sequence[int], seen: Sequence[Seen], *, token_id: int) -> Illustration | None:
-    """Put what was seen where a prompt has the images' token.
+def place_images(token_ids: Sequence[int], seen: Sequence[ImageEmbeddings], *, token_id: int) -> PlacedImages | None:
+    """Put the rows of images where a prompt has the image token.
 
-    None where there are not as many of these as rows: the prompt itself wrote that token.
+    Return None if there are not as many of these as rows: the prompt itself wrote that token.
     """
     positions = tuple(position for position, each in enumerate(token_ids) if each == token_id)
     if len(positions) != sum(len(each.rows) for each in seen):
@@ -97,7 +97,7 @@ def illustrate(token_ids: Sequence[int], seen: Sequence[Seen], *, token_id: int)
             names[position] = name
         first += len(each.rows)
     rope_positions = _rope_positions(len(token_ids), positions, seen) if any(each.grid for each in seen) else None
-    return Illustration(
+    return PlacedImages(
         rows=seen[0].rows if len(seen) == 1 else torch.cat([each.rows for each in seen]),
         positions=positions,
         names=tuple(names),
@@ -106,13 +106,13 @@ def illustrate(token_ids: Sequence[int], seen: Sequence[Seen], *, token_id: int)
     )
 
 
-def _names(seen: Seen) -> list[int]:
-    """One for each row; no token has such a name, and no other image."""
+def _names(seen: ImageEmbeddings) -> list[int]:
+    """Return a name for each row that no token and no other image has."""
     words = array("Q", shake_128(seen.digest).digest(8 * len(seen.rows)))
     return [-1 - (word & MAX_NAME) for word in words]
 
 
-def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[Seen]) -> Tensor:
+def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[ImageEmbeddings]) -> Tensor:
     """Text goes on by one in all three; an image stands still in time, and what follows it begins behind its longer
     side (Qwen2-VL, arXiv 2409.12191)."""
     starts = [positions[first] for first in _firsts(seen)]
@@ -131,7 +131,7 @@ def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[Seen])
     return torch.cat(pieces, dim=1)
 
 
-def _firsts(seen: Sequence[Seen]) -> list[int]:
-    """The number of each image's first row."""
+def _firsts(seen: Sequence[ImageEmbeddings]) -> list[int]:
+    """Return the index of each image's first row."""
     counts = [len(each.rows) for each in seen]
     return [sum(counts[:at]) for at in range(len(counts))]

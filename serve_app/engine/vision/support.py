@@ -1,4 +1,4 @@
-"""The kinds of eyes that are served: of which modules they are made, and what stands in a text for an image."""
+"""Which vision models are supported: their modules, their image text, and the check of a model's folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Inputs = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """One way in which models of a family see.
+class VisionKind:
+    """How the models of one family take images.
 
     modules:  of transformers' base model, which nothing but images needs
     asks:     of the image processor, beside the image: options that are switched on
@@ -59,7 +59,7 @@ FAKE, WHOLE = "<fake_token_around_image>", "<global-img>"
 
 
 def _idefics_text(config: Any, marker: str, inputs: Inputs) -> str:
-    """A large image is seen in tiles, row by row, and once as a whole."""
+    """Return the text of an image: its tiles row by row if it is large, then the whole."""
     vision = config.vision_config
     tile = marker * int((vision.image_size // vision.patch_size) ** 2 / config.scale_factor**2)
     num_rows, num_columns = inputs["rows"][0][0], inputs["cols"][0][0]
@@ -81,16 +81,16 @@ def _qwen_text(config: Any, marker: str, inputs: Inputs) -> str:
     return marker * (num_rows * num_columns)
 
 
-LLAVA = Kind(
+LLAVA = VisionKind(
     modules=("vision_tower", "multi_modal_projector"), takes=("pixel_values",), text=_llava_text, fault=_llava_fault
 )
-IDEFICS = Kind(
+IDEFICS = VisionKind(
     modules=("vision_model", "connector"),
     takes=("pixel_values", "pixel_attention_mask"),
     asks=("return_row_col_info",),
     text=_idefics_text,
 )
-QWEN = Kind(
+QWEN = VisionKind(
     modules=("visual",),
     takes=("pixel_values", "image_grid_thw"),
     text=_qwen_text,
@@ -98,22 +98,22 @@ QWEN = Kind(
     around=("<|vision_start|>", "<|vision_end|>"),
 )
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, VisionKind] = MappingProxyType(
     {"llava": LLAVA, "idefics3": IDEFICS, "smolvlm": IDEFICS, "qwen2_vl": QWEN, "qwen2_5_vl": QWEN}
 )
 """By `model_type`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
-    """How a model sees. processor: transformers' own, which makes of an image what the tower takes"""
+class VisionSupport:
+    """How a model takes images. processor: transformers' own, which makes of an image what the tower takes"""
 
-    kind: Kind
+    kind: VisionKind
     processor: Any
 
 
-def judge_sight(config: Any, path: str | Path, *, is_wanted: bool = True) -> Sight | str | None:
-    """How the model sees, or why it does not here; None for a model that has no eyes.
+def find_vision_support(config: Any, path: str | Path, *, is_wanted: bool = True) -> VisionSupport | str | None:
+    """Return how the model takes images, or why it does not here; None for a model of text.
 
     is_wanted: as its operator has configured it
     """
@@ -132,4 +132,4 @@ def judge_sight(config: Any, path: str | Path, *, is_wanted: bool = True) -> Sig
         )
     except (OSError, ValueError, TypeError, ImportError) as error:
         return f"its folder has no image processor that can be used: {str(error).strip().splitlines()[0][:200]}"
-    return Sight(kind=kind, processor=processor)
+    return VisionSupport(kind=kind, processor=processor)

@@ -17,63 +17,63 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from serve_app.core.errors import EngineFailed, InvalidRequest
 from serve_app.core.prompt import Image
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.vision.images import Read, Seen
-from serve_app.engine.vision.support import Inputs, Sight
+from serve_app.engine.vision.images import DecodedImage, ImageEmbeddings
+from serve_app.engine.vision.support import Inputs, VisionSupport
 
 
-class Eyes:
+class VisionTower:
     """What sees, with a configuration of its own; nothing of it is a part of the model any more.
 
     token_id:   that stands for each row of embeddings;  marker: its text
     max_pixels: of one image
     """
 
-    def __init__(self, tower: PreTrainedModel, sight: Sight, *, marker: str, max_pixels: int) -> None:
+    def __init__(self, module: PreTrainedModel, vision: VisionSupport, *, marker: str, max_pixels: int) -> None:
         without_own_bound()
-        self.tower = tower
+        self.module = module
         self.marker = marker
-        self.token_id = int(tower.config.image_token_id)
-        self._kind = sight.kind
-        self._processor = sight.processor
+        self.token_id = int(module.config.image_token_id)
+        self._kind = vision.kind
+        self._processor = vision.processor
         self._max_pixels = max_pixels
 
     @property
     def around(self) -> tuple[str, str]:
-        """Texts before and behind an image, where a client wrote its place alone."""
+        """Return the texts around an image whose place alone a client wrote."""
         return self._kind.around
 
     def check(self, image: Image) -> None:
-        """Look at an image's header alone. Raises InvalidRequest."""
+        """Check an image's header. Raises InvalidRequest."""
         open_image(image, max_pixels=self._max_pixels)
 
     def count(self, image: Image) -> int:
-        """Rows of embeddings that an image takes in a prompt. Raises InvalidRequest."""
-        return self._kind.text(self.tower.config, self.marker, self._inputs(image)).count(self.marker)
+        """Return how many rows of embeddings an image takes in a prompt. Raises InvalidRequest."""
+        return self._kind.text(self.module.config, self.marker, self._inputs(image)).count(self.marker)
 
-    def read(self, image: Image) -> Read:
-        """Decode an image and make of it what the tower takes. Raises InvalidRequest."""
+    def decode(self, image: Image) -> DecodedImage:
+        """Decode an image into the inputs of the tower. Raises InvalidRequest."""
         inputs = self._inputs(image)
-        text = self._kind.text(self.tower.config, self.marker, inputs)
-        return Read(
+        text = self._kind.text(self.module.config, self.marker, inputs)
+        return DecodedImage(
             digest=image.digest,
             text=text,
             num_rows=text.count(self.marker),
-            grid=self._kind.grid(self.tower.config, inputs),
+            grid=self._kind.grid(self.module.config, inputs),
             inputs={name: inputs[name] for name in self._kind.takes if name in inputs},
         )
 
     @torch.inference_mode()
-    def see(self, read: Read) -> Seen:
-        """Compute an image's embeddings; takes as long as a long prompt."""
-        module: Any = self.tower
+    def encode(self, read: DecodedImage) -> ImageEmbeddings:
+        """Compute an image's embeddings; this takes as long as a long prompt."""
+        module: Any = self.module
         inputs = {name: tensor.to(module.device) for name, tensor in read.inputs.items()}
         rows = torch.cat(list(module.get_image_features(**inputs).pooler_output), dim=0).to(module.dtype)
         if len(rows) != read.num_rows:
-            raise EngineFailed(f"the model sees {len(rows)} embeddings where its text has {read.num_rows} places")
-        return Seen(digest=read.digest, text=read.text, grid=read.grid, rows=rows)
+            raise EngineFailed(f"the vision tower gave {len(rows)} embeddings for {read.num_rows} places")
+        return ImageEmbeddings(digest=read.digest, text=read.text, grid=read.grid, rows=rows)
 
     def _inputs(self, image: Image) -> Inputs:
-        opened = decode(open_image(image, max_pixels=self._max_pixels), image)
+        opened = pixels_of(open_image(image, max_pixels=self._max_pixels), image)
         try:
             inputs: Inputs = self._processor(images=opened, return_tensors="pt", **dict.fromkeys(self._kind.asks, True))
         except ValueError as error:  # of sizes that it makes nothing of
@@ -83,26 +83,26 @@ class Eyes:
         return inputs
 
 
-def open_eyes(module: PreTrainedModel, sight: Sight, config: EngineConfig) -> Eyes | str:
-    """Take the eyes out of a model that was loaded with them; say why where its tokenizer has no token for an image."""
-    tower = take_out(module, sight)
+def take_tower(module: PreTrainedModel, vision: VisionSupport, config: EngineConfig) -> VisionTower | str:
+    """Take the vision tower out of a loaded model. Return why not if its tokenizer has no image token."""
+    tower = take_out(module, vision)
     token_id = int(tower.config.image_token_id)
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_file=str(Path(config.path) / "tokenizer.json"))
     marker: str | None = tokenizer.convert_ids_to_tokens(token_id)
     if marker is None:
         return f"its tokenizer has no token {token_id}, which its config.json has for images"
-    return Eyes(tower, sight, marker=marker, max_pixels=config.max_image_pixels)
+    return VisionTower(tower, vision, marker=marker, max_pixels=config.max_image_pixels)
 
 
-def take_out(module: PreTrainedModel, sight: Sight) -> PreTrainedModel:
-    """Take the modules that see out of a model, and give a copy of its base that has nothing but them.
+def take_out(module: PreTrainedModel, vision: VisionSupport) -> PreTrainedModel:
+    """Move the vision modules of a model into a copy of its base, which has nothing else.
 
-    The copy has a configuration of its own, so that attention of the one is never attention of the other.
+    The copy has its own configuration, so that the attention of one is never set for the other.
     """
     base: Any = module.model
     tower: PreTrainedModel = copy(base)
-    tower._modules = {name: base._modules[name] for name in sight.kind.modules}
-    for name in sight.kind.modules:
+    tower._modules = {name: base._modules[name] for name in vision.kind.modules}
+    for name in vision.kind.modules:
         base._modules[name] = None
     known: dict[int, Any] = {}
     for each in tower.modules():
@@ -137,9 +137,9 @@ BROKEN = (
 
 
 def open_image(image: Image, *, max_pixels: int) -> PIL.Image.Image:
-    """Read an image's header; no pixel of it is decoded.
+    """Read an image's header and decode no pixel of it.
 
-    Raises InvalidRequest that names the image where it is too large, moves, or is no file of its kind.
+    Raises InvalidRequest, which names the image, if it is too large, animated, or no image file.
     """
     try:
         opened = PIL.Image.open(BytesIO(image.data), formats=FORMATS)
@@ -149,8 +149,8 @@ def open_image(image: Image, *, max_pixels: int) -> PIL.Image.Image:
     return opened
 
 
-def decode(opened: PIL.Image.Image, image: Image) -> PIL.Image.Image:
-    """Its pixels in RGB, upright as its camera was held. Raises InvalidRequest where they are not all there."""
+def pixels_of(opened: PIL.Image.Image, image: Image) -> PIL.Image.Image:
+    """Decode the pixels in RGB, turned upright. Raises InvalidRequest if some are missing."""
     try:
         opened.load()
         return PIL.ImageOps.exif_transpose(opened).convert("RGB")
@@ -159,15 +159,15 @@ def decode(opened: PIL.Image.Image, image: Image) -> PIL.Image.Image:
 
 
 def without_own_bound() -> None:
-    """Have the library leave the number of pixels to `open_image`, which looks at it before anything is decoded.
+    """Leave the bound on pixels to `open_image`, which checks it before it decodes anything.
 
-    It warns at a number of its own choice, and refuses at twice as many.
+    Pillow warns at a number of its own choice, and refuses twice as many.
     """
     PIL.Image.MAX_IMAGE_PIXELS = None
 
 
 def _check(opened: PIL.Image.Image, image: Image, max_pixels: int) -> None:
-    """Look at what the header says."""
+    """Refuse what the header says is too large, too long or animated."""
     width, height = opened.size
     if width * height > max_pixels:
         raise InvalidRequest.refusing(

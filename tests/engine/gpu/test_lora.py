@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from serve_app.engine.lora.bank import AdapterBank
 from serve_app.engine.lora.plan import Mix
+from serve_app.engine.lora.pool import AdapterBank
 from tests.engine.adapter_files import load_adapter, save_adapter
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")

@@ -1,0 +1,269 @@
+"""All resident adapters at once: each row of a step is changed by the adapter in its own slot.
+
+An adapter lies on the shelf of its rank (8, 16, 32, …), where the factors of neighbouring places are stacked. A step
+picks its adapted rows by slot and computes, per run of neighbouring places, two batched products; so it costs what
+the slots present cost, and no number of one adapter ever meets a row of another. A mix such as a*0.7+b*0.3 takes no
+slot of its own: its rows are picked once per adapter, and each change has a factor before all are added up. Of experts
+and routers the adapted rows are computed apart, mix by mix.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weights
+from serve_app.engine.lora.buckets import Shelf, Stack, shelf_rank
+from serve_app.engine.lora.matching import Target, head_name
+from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step, kernels_for
+from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, ShelfTiles, lay_rows, lay_tiles, make_plan
+
+SwapIn = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the stacks of some shelves were, which are there as long as this."""
+
+    stacks: tuple[Stack, ...]
+    _shelves: tuple[tuple[Shelf, int], ...]
+
+    @property
+    def is_so(self) -> bool:
+        """Whether they are there still."""
+        return all(shelf.num_changes == count for shelf, count in self._shelves)
+
+
+class AdapterBank:
+    """The adapters of one model: known versions, of which facts are kept, some of them resident in slots.
+
+    Two threads meet here. `stage` reads and copies, in any thread, one call at a time; everything else belongs to
+    the engine's thread, which never waits for it.
+    """
+
+    def __init__(
+        self, model: nn.Module, adapters: Iterable[Adapter], *, max_slots: int, uses_triton: bool = False
+    ) -> None:
+        """uses_triton: whether kernels are Triton's; all leave steps with a row of DoRA's gains to torch"""
+        self._adapters = {adapter.version: adapter for adapter in adapters}
+        self.num_slots = min(max_slots, len(self._adapters))
+        self._model = model
+        found = {
+            change.target.name: change.target for each in self._adapters.values() for change in each.changes.values()
+        }
+        targets = [found[name] for name in sorted(found)]
+        self._bases = {target.module: model.get_submodule(target.module) for target in targets}
+        self._linears = {target.name: self._bases[target.name] for target in targets if target.parameter is None}
+        weights = {target.name: _frame(target, self._bases[target.module]) for target in targets}
+        ranks = {shelf_rank(adapter.rank) for adapter in self._adapters.values()}
+        self._shelves = {rank: Shelf(rank, weights) for rank in sorted(ranks)}
+        self._step = Step()
+        self.wrapped = {
+            name: BankedLinear(linear, name, shelves=self._shelves, step=self._step)
+            for name, linear in self._linears.items()
+        }
+        self._modules = {target.module: self._banked(target) for target in targets if target.parameter is not None}
+        for name, wrapped in (self.wrapped | self._modules).items():
+            _replace(model, name, wrapped)
+        self._head = self.wrapped.get(head_name(model))
+        parameter = next(model.parameters())
+        self._device, self._dtype = parameter.device, parameter.dtype
+        self._residents: dict[int, Resident] = self._step.residents
+        self._last_mixes: tuple[Mix, ...] | None = None
+        self._last_plan: Plan | None = None
+        self._last_tiles: tuple[ShelfTiles, ...] | None = None
+        if self._shelves:
+            self._step.kernels = kernels_for(
+                [weights[name] for name in self._linears],
+                ranks,
+                device=self._device,
+                dtype=self._dtype,
+                uses_triton=uses_triton,
+            )
+        self._staging = threading.Lock()
+        self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
+
+    @property
+    def num_bytes(self) -> int:
+        """What the shelves take, in the memory of the model's device."""
+        return sum(shelf.num_bytes for shelf in self._shelves.values())
+
+    @property
+    def watched(self) -> list[nn.Module]:
+        """The adapted modules whose output is one tensor."""
+        return [*self.wrapped.values(), *(each for each in self._modules.values() if isinstance(each, BankedExperts))]
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of low rank that each module computes in this step."""
+        used = {(at, slot) for mix in self._last_mixes or () for at, (slot, _) in enumerate(mix)}
+        return 0 if self._step.plan is None else sum(self._residents[slot].rank for _, slot in used)
+
+    def version_of(self, slot: int) -> str | None:
+        """The version that rows of this slot are computed with; None where there is none yet."""
+        resident = self._residents.get(slot)
+        return None if resident is None else resident.version
+
+    def load(self, slot: int, version: str) -> None:
+        """Move a known version into a slot at once, in place of what was there. Raises AdapterRefused."""
+        self.vacate(slot)
+        self.stage(slot, version)()
+
+    def vacate(self, slot: int) -> None:
+        """Nobody may compute with this slot until something has been swapped in."""
+        self._residents.pop(slot, None)
+        self._last_mixes = None
+
+    @torch.no_grad()
+    def stage(self, slot: int, version: str) -> SwapIn:
+        """Read a known version and copy it to a place for this slot, which has been vacated.
+
+        May run beside steps, in another thread. The engine's thread calls what is returned, which swaps references
+        only. Raises AdapterRefused, and leaves the slot empty then.
+        """
+        adapter = self._adapters[version]
+        rank = shelf_rank(adapter.rank)
+        with self._staging:
+            self._free(slot)
+            try:
+                weights = self._read(adapter)
+                place = self._shelves[rank].put(weights)
+                self._places[slot] = (rank, place)
+                has_gain = self._put_gains(slot, weights)
+            finally:
+                for shelf in self._shelves.values():
+                    shelf.trim()
+        resident = Resident(version=version, rank=rank, place=place, has_gain=has_gain)
+
+        def swap_in() -> None:
+            self._residents[slot] = resident
+            self._last_mixes = None
+
+        return swap_in
+
+    def begin_step(self, row_mixes: Sequence[Mix]) -> None:
+        """Say which slots each packed token uses, and how much of each. A step without adapters costs nothing."""
+        mixes = tuple(row_mixes)
+        if mixes != self._last_mixes:
+            self._last_plan, self._last_tiles = self._plan(mixes)
+            self._step.groups = self._groups(mixes)
+            self._last_mixes = mixes
+        self._step.plan, self._step.tiles = self._last_plan, self._last_tiles
+
+    @contextmanager
+    def at_head(self, mixes: Sequence[Mix]) -> Iterator[None]:
+        """Within it the output head is given the rows of these mixes alone."""
+        if self._head is None or not any(mixes):
+            yield
+            return
+        hook = self._head.register_forward_pre_hook(lambda *_: self.begin_step(mixes))
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def end_step(self) -> None:
+        self._step.plan = self._step.tiles = None
+
+    def rows_of(self, mixes: Sequence[Mix]) -> tuple[ShelfRows, ...] | None:
+        """A step's adapted rows as kernels read them; None where kernels do not compute them."""
+        kernels = self._step.kernels
+        return None if kernels is None else lay_rows(mixes, self._residents, tile_rows=kernels.tile_rows)
+
+    @contextmanager
+    def running(self, num_tokens: int, tiles: tuple[ShelfTiles, ...]) -> Iterator[None]:
+        """Within it all modules have these tiles computed by kernels."""
+        self._step.plan, self._step.tiles = Plan(num_tokens=num_tokens, passes=()), tiles
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    @contextmanager
+    def standing(self, ranks: Iterable[int]) -> Iterator[Standing | None]:
+        """Within it nobody stages: the stacks of these ranks stay where they are; None where somebody does."""
+        if not self._staging.acquire(blocking=False):
+            yield None
+            return
+        try:
+            shelves = [self._shelves[rank] for rank in ranks]
+            stacks = tuple(stack for shelf in shelves for stack in shelf.stacks.values())
+            yield Standing(stacks, tuple((shelf, shelf.num_changes) for shelf in shelves))
+        finally:
+            self._staging.release()
+
+    def unwrap(self) -> None:
+        """Give the model its own modules back."""
+        for name, module in self._bases.items():
+            _replace(self._model, name, module)
+
+    def _read(self, adapter: Adapter) -> dict[str, LowRank]:
+        """What it does to each of the modules that are here. Raises AdapterRefused."""
+        return read_weights(adapter, self._model, self._linears, dtype=self._dtype)
+
+    def _banked(self, target: Target) -> BankedModule:
+        """A module that is no linear, as rows with adapters are computed with it."""
+        base = self._bases[target.module]
+        if target.experts is not None:
+            return BankedExperts(base, target.module, shelves=self._shelves, step=self._step)
+        assert target.parameter is not None, "linears are banked by themselves"
+        return BankedRouter(base, target.module, target.parameter, shelves=self._shelves, step=self._step)
+
+    def _groups(self, mixes: tuple[Mix, ...]) -> list[tuple[Mix, Tensor]]:
+        """Adapted rows by their mix, where there is a module that asks for them."""
+        rows: dict[Mix, list[int]] = {}
+        for row, mix in enumerate(mixes if self._modules else ()):
+            if mix:
+                rows.setdefault(mix, []).append(row)
+        return [(mix, torch.tensor(found, device=self._device)) for mix, found in rows.items()]
+
+    def _plan(self, mixes: tuple[Mix, ...]) -> tuple[Plan | None, tuple[ShelfTiles, ...] | None]:
+        """What torch computes, or kernels."""
+        present = {slot for mix in set(mixes) for slot, _ in mix}
+        for slot in present:
+            assert slot in self._residents, f"slot {slot} holds no adapter that could be computed with"
+        if not present:
+            return None, None
+        kernels = self._step.kernels
+        if kernels is not None:
+            tiles = lay_tiles(mixes, self._residents, tile_rows=kernels.tile_rows, device=self._device)
+            if tiles is not None:
+                return Plan(num_tokens=len(mixes), passes=()), tiles
+        return make_plan(mixes, self._residents, device=self._device), None
+
+    def _free(self, slot: int) -> None:
+        if slot in self._places:
+            rank, place = self._places.pop(slot)
+            self._shelves[rank].free(place)
+
+    def _put_gains(self, slot: int, weights: dict[str, LowRank]) -> bool:
+        has_gain = any(low_rank.gain is not None for low_rank in weights.values())
+        for name, wrapped in self.wrapped.items():
+            gain = weights[name].gain if name in weights else None
+            if gain is not None and wrapped.gains is None:
+                wrapped.gains = _ones(self.num_slots, frame_of(wrapped.base), gain.numel())
+            if wrapped.gains is not None:
+                wrapped.gains[slot] = 1.0 if gain is None else gain.to(self._device)
+        return has_gain
+
+
+def _frame(target: Target, module: nn.Module) -> Tensor:
+    """What has the size, type and device of a weight, as [out, in], or as [experts, out, in] of experts."""
+    if target.parameter is None:
+        return frame_of(module)
+    parameter: Tensor = getattr(module, target.parameter)
+    return parameter.mT if target.experts is not None and module.is_transposed else parameter
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def _ones(num_slots: int, like: Tensor, out_features: int) -> Tensor:
+    return torch.ones(num_slots, out_features, dtype=like.dtype, device=like.device)
