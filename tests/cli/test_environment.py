@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from serve_app.check.door import HAPROXY, is_behind_haproxy
+from serve_app.check.haproxy import HAPROXY, is_behind_haproxy
 from serve_app.cli import main
 from serve_app.cli.environment import (
     HAPROXY_SETTINGS,
@@ -45,10 +45,9 @@ def test_what_the_caller_has_set_stays_and_is_said() -> None:
 def test_haproxy_has_its_own_settings_and_ports_that_no_other_service_has() -> None:
     added = environment({}, has_haproxy=True).keys() - environment({}, has_haproxy=False).keys()
     assert added | {HAPROXY} == {each.name for each in HAPROXY_SETTINGS + loopback_haproxy({})} | INNER_PORTS.keys()
-    with socket.socket() as taken:
+    with ExitStack() as held:
         with suppress(OSError):  # then another service has it
-            taken.bind(("127.0.0.1", INNER_PORTS["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"]))
-            taken.listen()
+            held.enter_context(socket.create_server(("127.0.0.1", INNER_PORTS["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"])))
         found = environment({}, has_haproxy=True)["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"]
     assert int(found) != INNER_PORTS["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"]
     assert environment({"RAY_SERVE_HAPROXY_STATS_PORT": "1"}, has_haproxy=True)["RAY_SERVE_HAPROXY_STATS_PORT"] == "1"

@@ -71,10 +71,10 @@ ANSWERS: dict[str, list[object]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def address() -> AsyncIterator[tuple[str, int]]:
-    """Where the service listens, behind the server that Serve uses."""
+    """Where the service listens, behind a server that reads the body behind an offer of HTTP/2, as HAProxy does."""
     listener = socket.create_server(("127.0.0.1", 0))
     async with running_stack(num_replicas=1, settings=HttpSettings(cors_origins=(LISTED,))) as stack:
-        server = uvicorn.Server(uvicorn.Config(stack.app, lifespan="off", log_config=None))
+        server = uvicorn.Server(uvicorn.Config(stack.app, http="h11", lifespan="off", log_config=None))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield listener.getsockname()
         server.should_exit = True
