@@ -19,9 +19,10 @@ import pandas
 
 from serve_app.lab import markup
 from serve_app.lab.completion import Comparison, Completion, Completions
+from serve_app.lab.errors import ServiceError
 from serve_app.lab.live import live, replicas, series
 from serve_app.lab.reading import Reading, joined
-from serve_app.lab.wire import Message, Request, ServiceError, Wire, chat_request, completion_requests, is_chat
+from serve_app.lab.wire import Message, Request, Wire, chat_request, completion_requests, is_chat
 
 URL_VARIABLE = "SERVE_APP_URL"
 KEY_VARIABLES = ("SERVE_APP_KEY", "SERVE_APP_API_KEY")

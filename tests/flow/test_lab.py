@@ -10,8 +10,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from serve_app.lab.client import Background, Client
+from serve_app.lab.errors import ServiceError
 from serve_app.lab.magics import load_ipython_extension
-from serve_app.lab.wire import ServiceError
 from tests.flow.stack import running_stack
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from serve_app.core.ledger import Row
 from serve_app.lab.administrator import Administrator
 from serve_app.lab.client import Background, Client
-from serve_app.lab.wire import ServiceError
+from serve_app.lab.errors import ServiceError
 from tests.flow.house import House
 
 AT = 1.8e9

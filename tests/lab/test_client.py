@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from serve_app.lab.client import KEY_VARIABLES, NO_KEY, Client
-from serve_app.lab.wire import ServiceError
+from serve_app.lab.errors import ServiceError
 
 
 @pytest.fixture(autouse=True)

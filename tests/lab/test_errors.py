@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from serve_app.core.errors import InvalidRequest
+from serve_app.lab.errors import of_envelope
 from serve_app.lab.magics import MalformedLine, parsed
-from serve_app.lab.wire import of_envelope
 
 MESSAGE = InvalidRequest.refusing("temperature", must="be a number from 0 to 2", found="3").message
 BODIES: list[dict[str, Any]] = [
