@@ -77,8 +77,8 @@ FOLDERS = """
 ## Folders
 
 A folder holds `config.json`, weights in safetensors and a tokenizer, as model repositories do. It is served if
-transformers loads it with a class of its own and `trust_remote_code=False`. Only its architecture can be a reason to
-refuse it.
+transformers loads it with a class of its own and `trust_remote_code=False`. What else is in the
+folder is no reason to refuse it.
 
 - **`config.json`**: the service leaves out `auto_map` and other keys that would run code, fetch code or configure the
   library. Keys that the architecture's class does not read change nothing. `serve_app models check` names both. If
