@@ -120,8 +120,9 @@ class FilePages:
         return cls([(int(first, 16), int(last, 16)) for first, last in starts])
 
     def give_back(self, address: int, size: int) -> bool:
-        """Drop the whole pages between, which are read from the file again if somebody asks; False where they are no
-        file's, and stay as they are.
+        """Drop the whole pages in this range. Return False, and change nothing, if they are not pages of a file.
+
+        If somebody reads them again, they come from the file.
         """
         begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -42,8 +42,8 @@ class Narrowing:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Do it beside everything else, in a thread that takes only what nothing else wants of a core; and lay what
-        stays in memory in huge pages then."""
+        """Run in a thread of the lowest priority, beside everything else. Then move what stays in memory to huge pages.
+        """
         threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
 
     def _run_last(self) -> None:

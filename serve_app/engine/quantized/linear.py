@@ -356,8 +356,10 @@ MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
 
 
 def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """Rows, in float32, so that the largest number of each is `levels`; and what a step of each is worth, [rows, 1], no
-    number where a row has one that is none."""
+    """Return the rows in float32, scaled so that the largest number of each is `levels`, and the scales, [rows, 1].
+
+    A row that holds no number has no number as its scale.
+    """
     exact = x.float()
     scales = exact.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(torch.float32).tiny)
     return exact / scales, scales

@@ -99,8 +99,10 @@ def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
 
 
 def _too_early(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
-    """Tokens that would end the sequence before its least number of tokens; the end of a constrained text that is to go
-    on behind it is none at all, as nothing of the constraint follows it."""
+    """Return the tokens that would end the sequence before its least number of tokens.
+
+    If a constrained text is to go on after its constraint, no end token counts: nothing of the constraint follows it.
+    """
     stop = sequence.request.stop
     if sequence.matcher is not None and stop.ignore_eos:
         return eos_token_ids.union(stop.token_ids if sequence.num_generated < stop.min_tokens else ())

@@ -42,8 +42,10 @@ def steer_by_certainty(sequence: Sequence) -> None:
 
 
 def hold(sequence: Sequence, token_id: int) -> bool:
-    """Append a forced token whose score is waited for; False, and nothing is changed, where a drawn token has to be
-    the last: the text, or what may be generated, ends with it.
+    """Append a forced token whose score is waited for.
+
+    Return False, and change nothing, if a drawn token has to be the last: the text, or what may be generated, ends with
+    it.
     """
     matcher = sequence.matcher
     assert matcher is not None, f"{sequence} is not constrained"

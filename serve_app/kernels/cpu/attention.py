@@ -33,7 +33,9 @@ LEAST_SHARED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """group: query heads that share a key head;  dim: of a head, whole vectors;  width: numbers of a vector
+    """The form of a model's heads for which a kernel is compiled.
+
+    group: query heads that share a key head;  dim: of a head, whole vectors;  width: numbers of a vector
     registers: vectors that the CPU holds
     in_pairs: whether keys and queries are multiplied as pairs of bfloat16
     """
