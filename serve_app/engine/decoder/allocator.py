@@ -1,5 +1,4 @@
-"""Has the C library keep a step's freed memory for the next step, and give back what loading freed; bounds the kernels
-that are kept."""
+"""Tunes the C allocator: keeps memory freed by a step for the next one, returns what loading freed, sets huge pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides by a model's configuration, before any weight is read, whether it is served; for loading and for checks."""
+"""Decides from a model's configuration, before reading weights, whether it is served. Loading and checks use it."""
 
 from __future__ import annotations
 

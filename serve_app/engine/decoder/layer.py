@@ -1,4 +1,4 @@
-"""One layer of a llama-like decoder: what it computes, as data and modules that are looked up once."""
+"""One layer of a llama-like decoder, described by data and by modules that are looked up once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what one sequence's positions left behind, as they are computed, until the sequence ends."""
+"""Keeps what a client asked to have recorded of a sequence's positions, until the sequence ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seam between the ledger of blocks and the tensors that hold keys and values."""
+"""The interface between the block ledger and the tensors that hold keys and values."""
 
 from __future__ import annotations
 

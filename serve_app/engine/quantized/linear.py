@@ -1,4 +1,4 @@
-"""A linear module whose weight is kept in few bits, in the place of one with a plain weight."""
+"""Linears whose weight stays in few bits, in place of plain ones."""
 
 from __future__ import annotations
 
@@ -358,7 +358,7 @@ MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
 def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Return the rows in float32, scaled so that the largest number of each is `levels`, and the scales, [rows, 1].
 
-    A row that holds no number has no number as its scale.
+    If a row contains NaN, its scale is NaN.
     """
     exact = x.float()
     scales = exact.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(torch.float32).tiny)

@@ -1,4 +1,4 @@
-"""Tokens that a constraint leaves no choice about: what is drawn there is known before anything is computed.
+"""Forced tokens: a constraint leaves no choice, so the token is known before anything is computed.
 
 A token is forced where the mask of its place would allow it alone, so it is what would be drawn without this, greedy or
 not. A forced text could be written in several ways of tokens; the mask allows the one that the tokenizer writes.

@@ -1,4 +1,4 @@
-"""What sampling remembers of a sequence between its tokens; it survives preemption, being about tokens alone."""
+"""What sampling remembers of a sequence between tokens. It is about tokens alone, so it survives preemption."""
 
 from __future__ import annotations
 

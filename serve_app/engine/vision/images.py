@@ -1,4 +1,4 @@
-"""Images in a prompt: decoded, encoded, and placed among the tokens of a sequence."""
+"""Images in a prompt: decodes them, encodes them, and places them among a sequence's tokens."""
 
 from __future__ import annotations
 

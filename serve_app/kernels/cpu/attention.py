@@ -1,4 +1,4 @@
-"""Attention of single queries over keys and values that lie one position behind the other, in one pass over both.
+"""Attention of single queries over contiguous keys and values, in one pass over both.
 
 Each item is a stretch of one row's keys for the query heads that share a key head; threads take one after the other.
 Blocks of 64 keys are scored, weighed against the largest score so far and their values added up (arXiv 2205.14135).
