@@ -30,7 +30,7 @@ from benchmarks.checkpoints import save_random_adapter
 from benchmarks.engine_cases import QUICK, RANKS, WHOLE, Case, Shape, floor_ms
 from benchmarks.figures import Figures
 
-HERE = Path(__file__).parents[2]
+HERE = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("engine_worker.py")
 COLUMNS = ("case", "wall_ms", "cpu_ms", "tokens_per_s", "floor_ms", "wall/floor")
 BESIDE = ("before_wall/wall", "before_cpu/cpu")

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-sys.path.insert(0, os.environ.get("MEASURED_CHECKOUT", str(Path(__file__).parents[2])))
+sys.path.insert(0, os.environ.get("MEASURED_CHECKOUT", str(Path(__file__).parents[1])))
 
 from benchmarks.hostile import ATTACKS, PAUSE_S, Attack, Target
 from benchmarks.poison import CALM, make_adapters
@@ -52,7 +52,7 @@ from serve_app.replica.service import ModelService
 NUM_STREAMS = 8
 WARM_TOKENS = 12
 NUM_PREPARED = 64
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 numbers = count()
 
 

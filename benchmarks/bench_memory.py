@@ -29,7 +29,7 @@ import httpx
 import torch
 from safetensors import safe_open
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.random_models import model_folder
 from benchmarks.service import Service, first_token, running_service

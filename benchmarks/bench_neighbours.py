@@ -29,7 +29,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.hostile import ATTACKS, Target, neighbour
 from benchmarks.poison import CALM, make_adapters

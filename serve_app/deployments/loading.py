@@ -90,7 +90,7 @@ def load_replica(
 
     Raises ModelNotSupported.
     """
-    from serve_app.engine.engine import ReplicaEngine  # imported here, so that a router needs no torch
+    from serve_app.engine.driver import ReplicaEngine  # imported here, so that a router needs no torch
     from serve_app.replica.service import ModelService
 
     engine, tokenizer = ReplicaEngine.load_model(config, adapters)

@@ -10,17 +10,32 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Self
 
-from serve_app.core.delta import Delta
+import torch
+
+from serve_app.core.cards import EVERYTHING, AdapterCard, AdapterRecord, ModelCard
+from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
+from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
 from serve_app.core.machine import Throttle, give_way
-from serve_app.engine.decoder.allocator import Leftovers
+from serve_app.core.names import MAX_MIXED_ADAPTERS
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.allocator import Leftovers, give_back_freed_memory, settle_memory
+from serve_app.engine.decoder.loading import load_with_tokenizer
+from serve_app.engine.decoder.record import RecordBounds, record_card
 from serve_app.engine.engine import Engine
+from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.output.output import SILENCE_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.replica.engine import Deliver
+from serve_app.engine.vision.encoder import image_card, make_encoder
+from serve_app.engine.vision.images import place_images
+from serve_app.kernels.openmp import Wakefulness, compute_alone
+from serve_app.replica.engine import Deliver, PreparedRequest
+from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -352,3 +367,128 @@ class OpenSequences:
 def requests_of(deltas: Iterable[Delta]) -> frozenset[str]:
     """Return the requests that these deltas belong to."""
     return frozenset(delta.request_id for delta in deltas)
+
+
+class ReplicaEngine:
+    """Our engine as a replica sees it; implements `replica.engine.Engine`.
+
+    core: belongs to the driver's thread once started; any thread may read its load and its counters
+    """
+
+    def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
+        config, model = core.config, core.model
+        self.core, self.config = core, config
+        self.images = make_encoder(model, config)
+        self.card = ModelCard(
+            name=config.name,
+            root=config.path,
+            created=0,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            adapters=adapters,
+            max_num_sequences=config.max_num_sequences,
+            max_waiting=config.max_waiting,
+            kv_cache_bytes=model.kv_cache_bytes * config.tensor_parallel,
+            records=record_card(config, model.module),
+            images=image_card(model),
+            max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
+            capabilities=EVERYTHING,
+        )
+        self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
+        self._started: Driver | None = None
+        self._wakefulness = Wakefulness()
+
+    @classmethod
+    def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
+        """Load a model and its adapters; blocks.
+
+        adapters: as found on disk; one that does not fit is kept with its reason and stops nothing
+        Raises ModelNotSupported.
+        """
+        settle_memory()
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        model, tokenizer = load_with_tokenizer(config)
+        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.tower is not None)
+        loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
+        return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        return self.core.model.eos_token_ids
+
+    @property
+    def load(self) -> Load:
+        return self.core.load if self._started is None else self._started.load
+
+    @property
+    def usage(self) -> UsageReport:
+        return self.core.usage
+
+    def news(self, since: int) -> News:
+        return self.core.news(since)
+
+    def start(self, deliver: Deliver) -> None:
+        self._started = Driver(self.core, deliver, niceness=self.core.niceness)
+        self.core.on_staged = self._started.nudge
+        if self.core.model.device.type == "cpu":
+            self._wakefulness.start(torch.get_num_threads())
+
+    def warm(self) -> None:
+        self.core.model.narrowing.start()
+
+    def give_back_memory(self) -> None:
+        give_back_freed_memory()
+
+    def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
+        request, token_ids = prepared.request, prepared.token_ids
+        records = self._record_bounds.records(request, len(token_ids), max_tokens=prepared.max_tokens)
+        tower = self.core.model.tower
+        illustration = None
+        if prepared.images and tower is not None:
+            illustration = place_images(token_ids, prepared.images, token_id=tower.token_id)
+        return [
+            Sequence(
+                request,
+                token_ids,
+                sample=sample,
+                max_tokens=prepared.max_tokens,
+                num_dropped_tokens=prepared.num_dropped_tokens,
+                shown_prompt=prepared.shown_prompt,
+                detokenizer=detokenizer,
+                matcher=prepared.matchers[sample] if prepared.matchers else None,
+                illustration=illustration,
+                record=records[sample],
+                prediction=prepared.prediction,
+            )
+            for sample, detokenizer in enumerate(prepared.detokenizers)
+        ]
+
+    def submit(self, requests: Items[Items[Sequence]]) -> None:
+        self._driver.submit(requests)
+
+    def abort(self, request_ids: frozenset[str]) -> None:
+        self._driver.abort(request_ids)
+
+    def pause(self, request_ids: frozenset[str]) -> None:
+        self._driver.pause(request_ids)
+
+    def resume(self, request_ids: frozenset[str]) -> None:
+        self._driver.resume(request_ids)
+
+    def check(self) -> None:
+        self._driver.check()
+
+    def check_engine(self) -> None:
+        self._driver.check_engine()
+
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()
+            self.core.close()
+        self._wakefulness.close()
+
+    @property
+    def _driver(self) -> Driver:
+        assert self._started is not None, "start() was not called"
+        return self._started

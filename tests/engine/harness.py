@@ -18,7 +18,8 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.record import RecordBounds
 from serve_app.engine.decoder.runner import Runner
-from serve_app.engine.engine import Engine, ReplicaEngine
+from serve_app.engine.driver import ReplicaEngine
+from serve_app.engine.engine import Engine
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.speculation.speculator import StepCosts

@@ -17,7 +17,8 @@ from serve_app.core.prompt import MARKER, Image, Prompt
 from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.engine.decoder.config_check import held_bytes, judge, weight_bytes
 from serve_app.engine.decoder.loading import load_model
-from serve_app.engine.engine import Engine, ReplicaEngine
+from serve_app.engine.driver import ReplicaEngine
+from serve_app.engine.engine import Engine
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.images import ImageEmbeddings
