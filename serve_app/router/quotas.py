@@ -321,8 +321,8 @@ class Account:
         """Return the refusal for a request that finds too little left.
 
         No two requests are told the same time, and none a time before there is enough, unless that is later than
-        clients obey. The start of a new day or month is told as it is. If running requests have reserved what is
-        missing, the time is earlier: they may spend less.
+        clients obey. If a day or month is used up, the refusal says when the next one begins. If running requests
+        have reserved what is missing, it gives an appointment instead: they may spend less.
         """
         bound, now = self.bounds[meter], self._clock()
         wait_s = self.leased.wait_s(meter, now)

@@ -1,1 +1,1 @@
-"""Scheduler: decides which sequences a step computes, and how much of each. Holds no tensors."""
+"""Scheduler: decides which sequences a step computes, and how much of each. Computes with no tensors."""

@@ -1,4 +1,4 @@
-"""The queue of waiting sequences: one line per flow and class, first come, first served within each."""
+"""The queue of waiting sequences: one line for each group that the policy tells apart, first come, first served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in a prompt: decodes them, encodes them, and places them among a sequence's tokens."""
+"""The images of a prompt: decoded images, their embeddings, and their places among a sequence's tokens."""
 
 from __future__ import annotations
 
