@@ -1,1 +1,1 @@
-"""THE WIRE: requests, responses and errors as a client sees them. Pydantic lives here."""
+"""Wire: requests, responses and errors as a client sees them, as pydantic models."""

@@ -1,1 +1,1 @@
-"""WHAT IS SERVED: models and adapters on disk, aliases, and the resolution of names."""
+"""Catalog: models and adapters on disk, aliases, and the resolution of names."""

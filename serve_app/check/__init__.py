@@ -1,1 +1,1 @@
-"""THE CHECK: a cluster file validated strictly; Serve itself accepts unknown keys at every level without a word."""
+"""Check: validates a cluster file strictly. Serve itself silently accepts unknown keys at every level."""

@@ -57,8 +57,8 @@ class Reservation:
 def check_memory(
     reservations: Sequence[Reservation], *, severity: Severity = Severity.ERROR, root: FilePath = ROOT
 ) -> Iterator[Finding]:
-    """An error at the `kv_cache_bytes` of each model that does not fit, even alone; a warning at each model's where all
-    of them together do not.
+    """Report each model whose `kv_cache_bytes` does not fit even alone, as an error. If all models fit alone but not
+    together, warn at each.
 
     severity: in the place of an error
     """

@@ -79,8 +79,10 @@ def _start(file: str, port: int) -> None:
 
 
 def say_farewell_first(farewell: Callable[[], None]) -> None:
-    """Have the next SIGINT call this in a thread, and interrupt the main one behind it; another one does so at once.
-    What ends then is interrupted no more. For the main thread.
+    """Have the next SIGINT call this in a thread, and interrupt the main thread after it. A further SIGINT interrupts
+    at once.
+
+    What ends then is interrupted no more. To be called in the main thread.
     """
     Interruptions(farewell).await_them()
 

@@ -1,1 +1,1 @@
-"""Constraints: what a client demands of a text, compiled to masks over a model's tokens."""
+"""Constraints: compiles what a client demands of a text into masks over a model's tokens."""

@@ -40,7 +40,9 @@ Schema = Any  # a JSON object, or a boolean
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSchema:
-    """formats: formats in the schema that are not enforced
+    """A JSON schema prepared for the constraint library.
+
+    formats: formats in the schema that are not enforced
     patterns, one_ofs, counted: what is left in it of these, by path; the library may refuse them without saying where.
                                 `counted` are objects with bounds on how many members they have
     """

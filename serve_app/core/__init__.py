@@ -1,1 +1,1 @@
-"""THE NOUNS: what every room speaks of. Standard library only, frozen dataclasses, nothing that waits."""
+"""Core types: what every package speaks of. Standard library only, frozen dataclasses, nothing that waits."""

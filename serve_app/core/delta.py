@@ -163,8 +163,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """All deltas of one step (or of several, where the reader was slower) for one router; none where something was
-    spent and the router has none to be told of it with.
+    """All deltas for one router, of one step, or of several if the reader was slower.
+
+    A frame without deltas tells a router what was spent.
     """
 
     deltas: tuple[Delta, ...]

@@ -1,1 +1,1 @@
-"""THE WALLS OF RAY: what Ray Serve holds and calls, and how calls cross from a router to a replica; decides nothing."""
+"""Deployments: what Ray Serve holds, and how calls cross from a router to a replica. Decides nothing."""

@@ -17,10 +17,11 @@ SERVES_JSON = "JSONFormatter"
 
 
 def log_as_configured() -> None:
-    """Send the service's own lines to stderr, which Ray keeps per process: one bare JSON line per request, and
-    everything else with its time, level, origin and requests, in JSON where `logging_config` of the cluster file has
-    Serve write that (`encoding: JSON`). A file that takes them is its owner's alone from then on, however Ray was
-    started: lines may have texts in them. Safe to repeat.
+    """Send the service's own log lines to stderr, which Ray keeps per process.
+
+    One bare JSON line is written per request. All other lines have time, level, origin and requests. They are JSON if
+    `logging_config` of the cluster file has Serve write that (`encoding: JSON`). A file that takes the lines is
+    readable by its owner alone from then on, because lines may contain texts. Safe to repeat.
     """
     with suppress(OSError, ValueError):  # a stderr that is no file has nothing to be opened
         found = os.fstat(sys.stderr.fileno()).st_mode

@@ -62,8 +62,11 @@ async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
 
 
 async def _in_a_thread_that_ends(load: LoadService, replica_id: str) -> Service:
-    """Each thread that computes has a team of OpenMP's for as long as it lives, and where those are more threads than
-    CPUs, libgomp lets none of them await the next region awake: what loaded must not outlive its work."""
+    """Load in a thread that ends afterwards.
+
+    Each thread that computes has an OpenMP team for as long as it lives. If those are more threads than CPUs, libgomp
+    lets none of them stay awake between parallel regions.
+    """
     threads = ThreadPoolExecutor(1, thread_name_prefix="load")
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, load, replica_id)

@@ -1,1 +1,1 @@
-"""TOKENS IN, DELTAS OUT: continuous batching over torch, transformers and peft, in one thread."""
+"""Engine: tokens in, deltas out. Continuous batching over torch, transformers and PEFT, in one thread."""

@@ -1,4 +1,4 @@
-"""The settings of one engine; what a platform team may tune per model."""
+"""The settings of one engine: what a platform team may tune per model."""
 
 from __future__ import annotations
 

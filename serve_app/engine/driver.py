@@ -1,4 +1,4 @@
-"""The driver: the engine's thread, and the only place where it meets the rest of the process."""
+"""The driver: runs the engine in a thread of its own and passes commands and deltas between threads."""
 
 from __future__ import annotations
 

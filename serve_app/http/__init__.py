@@ -1,1 +1,1 @@
-"""THE DOOR: bytes in, bytes out, every failure a JSON error. Starlette and uvicorn live here; Ray is not known."""
+"""Web server: bytes in, bytes out; every failure is a JSON error. Uses Starlette and uvicorn, and no Ray."""

@@ -103,8 +103,10 @@ class Guard:
         await self._of(identity.tenant)(scope, receive, send)
 
     def _admit(self, scope: Scope, key: str | None) -> Identity:
-        """Raises Unavailable once the router is stopped, Unauthenticated, Forbidden for a key that is for something
-        else, and NotFound for what is no path of ours: whatever the routes would make of it, no scope is known for it.
+        """Return who asks, or raise why this request is not let in.
+
+        Raises Unavailable once the router is stopped, Unauthenticated, Forbidden for a key of another scope, and
+        NotFound for an unknown path, because no scope is known for it.
         """
         path = path_of(scope["path"])
         if path not in WATCHING:

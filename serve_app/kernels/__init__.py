@@ -1,1 +1,1 @@
-"""Kernels of our own, for CPUs and GPUs, behind `interface.py`; without a folder of them torch computes the same."""
+"""Kernels: optional CPU and GPU kernels behind `interface.py`. Without them torch computes the same."""

@@ -1,4 +1,4 @@
-"""What kernels are given and give: rows, tiles and what of a vocabulary is in play."""
+"""The types that kernels take and give: rows, tiles, and bounds on a vocabulary."""
 
 from __future__ import annotations
 

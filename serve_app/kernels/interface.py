@@ -1,4 +1,4 @@
-"""Kernels of our own behind one interface; each function gives None where there is none, and torch computes the same.
+"""The interface to all kernels. If a machine has none, a function returns None and torch computes the same.
 
 `cpu/` (LLVM) and `gpu/` (Triton) are optional: without such a folder the service is slower, not broken. A kernel is
 compared with torch before it is first used. This room knows tensors, and nothing of engines.

@@ -1,4 +1,4 @@
-"""Whether the threads that compute a step await its next part awake or asleep.
+"""Decides whether the threads of a step wait awake or asleep for its next part.
 
 A step is some two hundred parallel regions, or as many barriers in one, and to wake a thread takes 50 to 150
 microseconds on a virtual machine: awake, a step takes 0.83 to 0.9 of the time on two cores that nobody else uses, and

@@ -1,4 +1,4 @@
-"""THE NOTEBOOK KIT: a client of a running service, its answers as tables, texts and figures; cells of prompts."""
+"""Notebook kit: a client of a running service that shows answers as tables, texts and figures; prompt cells."""
 
 try:
     from serve_app.lab.client import Client as Client

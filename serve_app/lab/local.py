@@ -77,8 +77,10 @@ def find_or_start_with_keys(
     model: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Local:
-    """A service that asks for keys, with an administrator's: the one above where the key of the environment is such a
-    key, or a new one with a store of its own and these changes, as `start` takes them.
+    """Return a service that asks for keys, with an administrator's key.
+
+    If the key of the environment is an administrator's, that is the service above. Otherwise a new one starts, with a
+    store of its own and these changes, as `start` takes them.
     """
     url, key = _named_url(), key_of_environment()
     if key != NO_KEY and is_administered_by(key, url):

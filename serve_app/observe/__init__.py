@@ -1,1 +1,1 @@
-"""Looking inside: rules and boards for Prometheus and Grafana, traces of requests, and the form of log lines."""
+"""Observability: rules and dashboards for Prometheus and Grafana, request traces, and the format of log lines."""

@@ -70,7 +70,9 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
-    """endpoint: of an OTLP receiver over HTTP; None is what the environment says
+    """Where traces go, and how many of them.
+
+    endpoint: of an OTLP receiver over HTTP; None is what the environment says
     sample: share of the traces that begin here which are kept; None is what the environment says
     """
 

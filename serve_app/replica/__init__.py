@@ -1,1 +1,1 @@
-"""**A replica**: takes requests in, prepares their prompts, and sends deltas back, whatever engine computes them."""
+"""Replica: takes requests in, prepares their prompts, and sends deltas back, whatever engine computes them."""

@@ -1,1 +1,1 @@
-"""THE STORY OF ONE REQUEST: admit, lower, fan out, merge, render; and the fleet it goes to. No Ray, torch or HTTP."""
+"""Router: admits one request, lowers it, fans it out, merges and renders answers. Knows no Ray, torch or HTTP."""

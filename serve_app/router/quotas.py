@@ -258,8 +258,9 @@ class Permit:
         self._minute_ends, self._ends = clock() + MINUTE_S, leased.ends
 
     def settle(self, spent: Amount) -> None:
-        """Give back what was not spent, of the minute, day and month that it was reserved in and of no later one; where
-        more was, it is taken from what comes next.
+        """Give back what was reserved and not spent. If more was spent, take it from what comes next.
+
+        It goes to the minute, day and month in which it was reserved, and to no later one.
         """
         reserved, self._reserved = self._reserved, {}
         left, now = spent.over(reserved), self._clock()
@@ -317,9 +318,11 @@ class Account:
         self._ends.append(self._clock())
 
     def refusal(self, meter: Meter, need: Amounts) -> QuotaExceeded:
-        """What is said to who finds too little left: nobody is told to come at the time of somebody else, nor before
-        there is enough, unless that is later than clients obey. When a day or month begins anew is told as it is, but
-        where requests that still run have reserved what is missing: those may come to less.
+        """Return the refusal for a request that finds too little left.
+
+        No two requests are told the same time, and none a time before there is enough, unless that is later than
+        clients obey. If a day or month is used up, the refusal says when the next one begins. If running requests
+        have reserved what is missing, it gives an appointment instead: they may spend less.
         """
         bound, now = self.bounds[meter], self._clock()
         wait_s = self.leased.wait_s(meter, now)

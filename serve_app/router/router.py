@@ -32,7 +32,9 @@ MAX_ASKED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
-    """dialect: of requests that name none, to models that have none of their own
+    """The settings of a router.
+
+    dialect: of requests that name none, to models that have none of their own
     accepts_any_model: in the dialect llama.cpp the only model answers to any name, as there
     """
 

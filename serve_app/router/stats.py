@@ -84,8 +84,9 @@ class RunStats:
         return [part for part in self._replicas if part not in prompts or prompts[part].report is None]
 
     def untold(self, part: int, *, n: int, most: int) -> int:
-        """Tokens of completions that have not ended which may have been computed since they were last told of: at the
-        pace of those before, or, where nothing says what that is, all that are left of `most`.
+        """Return how many tokens may have been computed since unfinished completions were last reported.
+
+        The pace so far gives the number. If that is unknown, it is all that is left of `most`.
         """
         prompt = self._prompts.get(part)
         if prompt is None or prompt.first_at is None or prompt.last_at is None or prompt.finish_reasons.total() >= n:

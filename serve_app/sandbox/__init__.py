@@ -1,1 +1,1 @@
-"""SANDBOX: runs what clients and model makers wrote, in child processes whose time and memory the kernel bounds."""
+"""Sandbox: runs what clients and model makers wrote, in child processes with bounded time and memory."""

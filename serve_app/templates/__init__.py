@@ -1,1 +1,1 @@
-"""CHAT TEMPLATES: turn conversations into prompts, by templates that strangers wrote, in the sandbox."""
+"""Chat templates: turn conversations into prompts. Strangers wrote them, so they run in the sandbox."""

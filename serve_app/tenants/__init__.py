@@ -1,1 +1,1 @@
-"""Who may do what and who used what: keys, tenants, limits, and where they are kept. Time is told to it."""
+"""Tenants: keys, limits and the ledger, and where they are kept. Callers pass the time in."""

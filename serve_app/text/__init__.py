@@ -1,1 +1,1 @@
-"""STRINGS <-> TOKENS: tokenizer, prompt encoding, incremental detokenizer, stop matcher."""
+"""Text: tokenizer, prompt encoding, incremental detokenizer, stop matcher."""

@@ -1,1 +1,1 @@
-"""Tool calls in a model's text: the forms that families write them in, read as they come."""
+"""Tool calls: parses the calls in a model's text as it arrives, in the form of each model family."""

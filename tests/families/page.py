@@ -12,87 +12,93 @@ REAL = Path(__file__).with_name("real.md")
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models
 
-Which families of decoders are served. A family is transformers' `model_type`, as `config.json` names it. This page is
-written from the tables in `tests/families/families.py` by `python -m tests.families.page`; a test checks that it is so.
+Which families of decoders are served. A family is transformers' `model_type`, as `config.json` names it. `python -m
+tests.families.page` writes this page from the tables in `tests/families/families.py`. A test compares the two.
 """
 SERVED_HEAD = """
 ## Served
 
-Small random models of these families, made by `tests/families/making.py`, give in float32 exactly the tokens of
-transformers' `generate`: prompts of many lengths computed together, cut into chunks, continued from cached prefixes and
-forked into two samples. What is named in brackets is tested besides the plain form; after "only", in its place.
+`tests/families/making.py` makes a small random model of each family here. In float32 each gives exactly the tokens of
+transformers' `generate`. The tests compute prompts of many lengths together. They cut prompts into chunks, continue
+from cached prefixes, and fork a prompt into two samples. Brackets name variants that are tested besides the plain form.
+After "only", they are tested in its place.
 
 """
 NOTES = """
-Of a model that takes images or sounds as well, the part that computes text is served, but for those below: its towers
-are neither made nor read, prompts are texts, and the reference is the whole model on the same text. Its card says so
-to whoever sends an image. Other families of this kind, which are in no table here, are loaded too: the probe at the end
-of loading compares their logits with transformers' own and refuses what differs.
+If a model takes images or sounds as well, its text part is served; [Models that see](#models-that-see) lists the
+exceptions. The engine neither builds nor reads the other encoders, and prompts are texts. The tests compare with the
+whole model on the same text. If a client sends an image to such a model, the router refuses it.
 
-LongRoPE (`phi3` and its like) has two sets of frequencies. transformers chooses by the longest row of each batch and
-computes a text anew when it crosses the length the model was first trained at. Here the context that is served
-decides, once, for every sequence: within `original_max_position_embeddings` the short ones, beyond it the long ones,
-short texts included. Who serves short texts alone sets `max_model_len` to that length.
+Multimodal families that no table names are loaded too. At the end of loading a check compares their logits with
+transformers' own. If they differ, loading fails.
+
+LongRoPE (`phi3` and similar families) has two sets of frequencies. transformers chooses one by the longest row of a
+batch. If a text grows beyond the length of the first training, transformers computes it anew. Here the served context
+length decides, once, for every sequence. If `max_model_len` is at most `original_max_position_embeddings`, the short
+set is used. Otherwise the long set is used, for short texts too. If you serve short texts alone, set `max_model_len` to
+that length.
 
 ## Models that see
 
-Images are taken by these, where the folder has an image processor (`preprocessor_config.json`) and a token for images;
-without one of them, or with `images: false`, their text is served alone:
+These families take images. The folder needs an image processor (`preprocessor_config.json`) and an image token.
+Without one of them, or with `images: false`, the text part alone is served.
 
 {sighted}
 
-Tokens are those of `generate` with transformers' own processors, in float32: several images in a prompt, cut into
-chunks, continued from cached prefixes, forked, beside texts. Image processors are those that need Pillow alone.
-Towers are not adapted: an adapter that changes one is refused while images are served ([adapters](adapters.md)).
+In float32, tokens equal those of `generate` with transformers' own processors. The tests use several images in a
+prompt, chunks, cached prefixes, forks, and texts beside images. Only image processors that need nothing but Pillow are
+used. Adapters do not change vision encoders. While images are served, an adapter that would change one is refused
+([adapters](adapters.md)).
 
 ## Quantised checkpoints
 
-Weights are dequantised as they are loaded, one by one, into `dtype`; they take the memory of plain ones. Numbers are
-those that the format's own library gives; activations are not quantised, so results are those of the stored weights
-in full. With [`weights`](operations.md#weights-in-few-bits) they stay in few bits: of the forms marked below as they
-are stored, of all others rounded once more.
+Loading dequantises weights one by one into `dtype`. They then take as much memory as plain weights. The numbers are
+those of the format's own library. Activations are not quantised, so results are those of the stored weights in full.
+With [`weights`](operations.md#weights-in-few-bits) they stay in few bits. Forms that the table marks as kept stay as
+they are stored. All others are rounded once more.
 
 | `quant_method` | what is read |
 |---|---|
-| `fp8`, `fbgemm_fp8` | one scale, one per output, or blocks (`weight_block_size`); DeepSeek's and Qwen's, experts \
+| `fp8`, `fbgemm_fp8` | one scale, one per output, or blocks (`weight_block_size`). DeepSeek's and Qwen's, experts \
 included |
 | `compressed-tensors` | `float-`, `int-` and `naive-quantized` (8 bits; int8 without zero points is kept by \
-`int8`); `pack-quantized` (2, 4, 8 bits; 4 in groups of 32, 64, 128 or 256 is kept by `int4`) |
-| `gptq` | 2, 4 and 8 bits, formats `gptq` and `gptq_v2`, act-order included; 4 bits in such groups without \
+`int8`). `pack-quantized` (2, 4, 8 bits; 4 in groups of 32, 64, 128 or 256 is kept by `int4`) |
+| `gptq` | 2, 4 and 8 bits, formats `gptq` and `gptq_v2`, act-order included. 4 bits in such groups without \
 act-order is kept by `int4` |
 | `awq` | 4 bits, version `gemm`; in such groups kept by `int4` |
 | `bitsandbytes` | int8, kept by `int8`; nf4 and fp4, nested or not |
 | `mxfp4` | gpt-oss's experts |
 
-A file that names no method is read by settings that one method alone has (`load_in_4bit`, `config_groups`, `w_bit` …).
-Any other method, or another form of these, is refused by its name: serve the checkpoint it was made from, or save it
-dequantised with the library that made it. A checkpoint that lacks a weight is refused, too.
+If `config.json` names no method, the settings decide: some occur in one method alone (`load_in_4bit`, `config_groups`,
+`w_bit` …). Loading refuses any other method or form by its name. Then serve the checkpoint that it was made from, or
+save it dequantised with the library that made it. Loading also refuses a checkpoint that lacks a weight.
 """
 FOLDERS = """
 ## Folders
 
-A folder is `config.json`, weights in safetensors and a tokenizer, as repositories of models have them. It is served
-where transformers loads it with a class of its own and `trust_remote_code=False`, and refused for its architecture
-alone:
+A folder holds `config.json`, weights in safetensors and a tokenizer, as model repositories do. It is served if
+transformers loads it with a class of its own and `trust_remote_code=False`. What else is in the
+folder is no reason to refuse it.
 
-- `config.json`: `auto_map` and other keys that would run code, fetch it or set the library are left out; keys that
-  the architecture's class does not read change nothing. `serve_app models check` names both. A `model_type` that
-  transformers does not know is read by `architectures`, unless `auto_map` names another class or sizes are in words
-  of another.
-- Weights: `model.safetensors`, else what `model.safetensors.index.json` names; other files are left alone.
-- Tokenizer: what transformers chooses by `tokenizer_config.json`. Where that is code of the folder, its
-  `tokenizer.json` is read. Without one, transformers converts `vocab.json` and `merges.txt`, `vocab.txt`,
-  `tekken.json`, or `tokenizer.model` (`pip install sentencepiece`); else the error has the command that makes
-  `tokenizer.json`.
-- A text ends at all tokens that the tokenizer, `config.json` and `generation_config.json` name.
+- **`config.json`**: the service leaves out `auto_map` and other keys that would run code, fetch code or configure the
+  library. Keys that the architecture's class does not read change nothing. `serve_app models check` names both. If
+  transformers does not know the `model_type`, `architectures` decides. That does not hold if `auto_map` names another
+  class, or if sizes have another family's names.
+- **Weights**: `model.safetensors`, else the files that `model.safetensors.index.json` names. Other files are not read.
+- **Tokenizer**: the one that transformers chooses by `tokenizer_config.json`. If that is code in the folder,
+  `tokenizer.json` is read instead. Without that file, transformers converts `vocab.json` and `merges.txt`, `vocab.txt`,
+  `tekken.json`, or `tokenizer.model` (`pip install sentencepiece`). If none is there, the error shows the command that
+  makes `tokenizer.json`.
+- **End of text**: a text ends at every token that the tokenizer, `config.json` or `generation_config.json` names as an
+  end.
 
-`serve_app models check` and `serve_app check` do what loading does, in its order, without the numbers of weights:
-they give the refusals of loading, but for memory, and logits that are off.
+`serve_app models check` and `serve_app check` repeat the checks of loading in the same order, but read no weights. They
+give the same refusals, except for too little memory and for logits that differ.
 
-These are folders of public models, as far as their small files are known: configuration, tokenizer's settings,
-templates. Weights are random, layers few and small; what a folder lacks is of a small llama or of a tokenizer of
-bytes. `equal` is to transformers: tokens to `generate` in float32, ends to all that the files name. `python -m
-tests.families.real FOLDERS` makes the table.
+The table lists folders of public models, as far as their small files are known: configuration, tokenizer settings,
+templates. Weights are random; layers are few and small. A missing file is taken from a small llama or a byte tokenizer.
+`equal` compares with transformers: tokens with `generate` in float32, ends with all that the files name.
+`python -m tests.families.real FOLDERS` writes the table.
 
 """
 REFUSED_HEAD = """

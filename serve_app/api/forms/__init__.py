@@ -1,1 +1,1 @@
-"""FORMS: what a parameter's value may be. Each form reads a value, words what it takes and describes it as a schema."""
+"""Forms: what a parameter's value may be. Each form reads a value, explains what it takes and gives its JSON schema."""

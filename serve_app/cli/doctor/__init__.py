@@ -1,1 +1,1 @@
-"""The doctor: what a running service lets in, measured on its machine, and how each finding is mended."""
+"""Doctor: measures what a running service lets in on its machine, and says how to fix each finding."""

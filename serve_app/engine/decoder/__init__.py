@@ -1,1 +1,1 @@
-"""The decoder of llama-like models as one loop of ours, and linears whose weights are laid out for this machine."""
+"""Decoder: loads a model and computes a step's logits, by a loop of our own or by transformers' modules."""

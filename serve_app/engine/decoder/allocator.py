@@ -1,5 +1,4 @@
-"""Has the C library keep a step's freed memory for the next step, and give back what loading freed; bounds the kernels
-that are kept."""
+"""Tunes the C allocator: keeps memory freed by a step for the next one, returns what loading freed, sets huge pages."""
 
 from __future__ import annotations
 
@@ -120,8 +119,9 @@ class FilePages:
         return cls([(int(first, 16), int(last, 16)) for first, last in starts])
 
     def give_back(self, address: int, size: int) -> bool:
-        """Drop the whole pages between, which are read from the file again if somebody asks; False where they are no
-        file's, and stay as they are.
+        """Drop the whole pages in this range. Return False, and change nothing, if they are not pages of a file.
+
+        If somebody reads them again, they come from the file.
         """
         begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE

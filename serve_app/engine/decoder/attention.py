@@ -1,4 +1,4 @@
-"""Attention of packed tokens over the key/value store, as transformers' `AttentionInterface` calls it."""
+"""Attention of packed tokens over the KV cache, as transformers' `AttentionInterface` calls it."""
 
 from __future__ import annotations
 

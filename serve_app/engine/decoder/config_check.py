@@ -1,4 +1,4 @@
-"""Decides by a model's configuration, before any weight is read, whether it is served; for loading and for checks."""
+"""Decides from a model's configuration, before reading weights, whether it is served. Loading and checks use it."""
 
 from __future__ import annotations
 
@@ -230,8 +230,9 @@ def _take_formats(config: PreTrainedConfig) -> tuple[Format, ...] | None:
 
 
 def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -> int:
-    """What the weights take in these numbers, whatever they are stored in: quantised ones are dequantised, tied ones
-    are there once, towers that are dropped not at all.
+    """Return the bytes of the weights in these numbers, however they are stored.
+
+    Quantised weights count as dequantised. Tied weights count once, and dropped encoders not at all.
 
     bits: of the weights of linears; None is those of the numbers
 

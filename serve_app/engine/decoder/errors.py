@@ -1,4 +1,4 @@
-"""Why a model is not served at all."""
+"""The error that says why a model is not served."""
 
 from __future__ import annotations
 

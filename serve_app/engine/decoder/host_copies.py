@@ -1,4 +1,4 @@
-"""What crosses between the host and a device without either of them waiting for the other."""
+"""Copies between host and device for which neither waits."""
 
 from __future__ import annotations
 

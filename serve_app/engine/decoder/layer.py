@@ -1,4 +1,4 @@
-"""One layer of a llama-like decoder: what it computes, as data and modules that are looked up once."""
+"""One layer of a llama-like decoder, described by data and by modules that are looked up once."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ class Heads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """query_norm, key_norm: of each head, or where `norms_rows` of all of them together
+    """The attention of one layer: its linears, norms, rotation and scoring.
+
+    query_norm, key_norm: of each head, or where `norms_rows` of all of them together
     clip:      bounds queries, keys and values to ±clip
     rope:      which rotation; None where positions are not told
     scoring:   how keys are weighed

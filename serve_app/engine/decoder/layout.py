@@ -1,4 +1,4 @@
-"""Has the linears of a model laid out for this machine, in the places of the plain ones, whose memory is given back."""
+"""Replaces a model's plain linears by ones laid out for this machine, and frees the plain weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linears as this machine computes them fastest: weights laid out once, and what reads one input in one product."""
+"""Linears as this machine computes them fastest: weights laid out once, and one product for all that share an input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base model from its folder, made ready for packed batches, or refused with the name of what is in the way."""
+"""Loads a base model from its folder for packed batches, or refuses it and names the reason."""
 
 from __future__ import annotations
 

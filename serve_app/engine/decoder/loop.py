@@ -1,4 +1,4 @@
-"""The decoder of llama-like models as one loop: a step in, logits out, nothing set aside for it."""
+"""Computes llama-like decoders in one loop: a step in, logits out."""
 
 from __future__ import annotations
 

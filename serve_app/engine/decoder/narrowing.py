@@ -1,4 +1,4 @@
-"""Lays weights out in 16 bits while the model serves, where that loses nothing: it takes too long to wait for it."""
+"""Stores weights in 16 bits while the model serves, if that is exact. It takes too long to do before serving."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ class Narrowing:
         self._is_over = threading.Event()
 
     def start(self) -> None:
-        """Do it beside everything else, in a thread that takes only what nothing else wants of a core; and lay what
-        stays in memory in huge pages then."""
+        """Run beside everything else, in a thread of the lowest priority. Then move memory that stays to huge pages."""
         threading.Thread(target=self._run_last, name="narrowing", daemon=True).start()
 
     def _run_last(self) -> None:

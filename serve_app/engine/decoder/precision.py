@@ -1,4 +1,4 @@
-"""Decides in which numbers a model computes."""
+"""Chooses the numbers in which a model computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps what one sequence's positions left behind, as they are computed, until the sequence ends."""
+"""Keeps what a client asked to have recorded of a sequence's positions, until the sequence ends."""
 
 from __future__ import annotations
 
@@ -208,7 +208,9 @@ MOST_CHOSEN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordBounds:
-    """hidden_size: numbers of a hidden state
+    """What a model can record of a position, and the bound on it.
+
+    hidden_size: numbers of a hidden state
     num_layers:  with experts or without
     num_chosen:  experts that a token is sent to; 0 where the model has none
     max_bytes:   that one prompt with its completions may ask for

@@ -1,4 +1,4 @@
-"""Watches a forward for what sequences want of it beside logits: hidden states, and the experts that were chosen."""
+"""Records hidden states and chosen experts during a forward, for sequences that ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forward pass of a batch: a step in, logits out."""
+"""Runs the forward pass of a batch: a step in, logits out."""
 
 from __future__ import annotations
 

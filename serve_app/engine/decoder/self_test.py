@@ -1,4 +1,4 @@
-"""Asks a model whether it can be computed in packed batches: hears how it computes, checks that steps give the same."""
+"""Checks at load that a model can be computed in packed batches: steps must give its own logits."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[floa
 
 
 def storage_for(module: PreTrainedModel, witness: Witness, *, kernels: Kernels = "torch") -> PageStorage:
-    """Room for the tokens of a witness."""
+    """Return storage with room for the tokens of the check."""
     num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
     return PageStorage(
         witness.shape,

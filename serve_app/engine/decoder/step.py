@@ -1,4 +1,4 @@
-"""One step as the model sees it: the packed tokens, where they are written, and which of them attend together."""
+"""One step as the model sees it: packed tokens, where their keys and values go, and what they attend to."""
 
 from __future__ import annotations
 

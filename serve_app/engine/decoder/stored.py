@@ -1,4 +1,4 @@
-"""Weights that stay in a checkpoint's file, in 16 bits, until they are laid out in the numbers that are computed in."""
+"""Weights that stay in a checkpoint's file, in 16 bits, until they are laid out in the computed precision."""
 
 from __future__ import annotations
 

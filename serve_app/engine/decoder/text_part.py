@@ -1,4 +1,4 @@
-"""The part of a model that computes text: all of it, or, where it sees and hears too, all of it but eyes and ears."""
+"""Finds the part of a model that computes text; of a multimodal model, all but its other encoders."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Where keys and values live: a ledger of blocks, and storages that know their own layout."""
+"""KV cache: a ledger of blocks, storages that hold keys and values, and plans of a step's attention."""

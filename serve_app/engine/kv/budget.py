@@ -1,4 +1,4 @@
-"""How much memory keys and values may take: what was asked for, or a share of what is free."""
+"""Sizes the KV cache: the configured bytes, or a share of the free memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's attention on a CPU: each query by itself, by a kernel of our own; long prompts in torch's operations."""
+"""Attention plans for lanes on a CPU: a kernel of our own for short spans, torch for long prompts."""
 
 from __future__ import annotations
 
@@ -167,7 +167,9 @@ def find_trunks(readings: Iterable[Reading], block_size: int) -> list[Trunk]:
 
 
 def _best(readings: Sequence[Reading], block_size: int) -> list[Trunk]:
-    """One trunk of all, or several longer ones of some, whichever is read less often; one block is common to all."""
+    """Return one shared prefix of all readings, or several longer ones of some, whichever is read less often. One block
+    is common to all.
+    """
     num_common = _num_common(readings)
     whole = Trunk(readings=tuple(readings), num_keys=num_common * block_size)
     parts = [trunk for some in _alike(readings, num_common) for trunk in _best(some, block_size)]
@@ -206,7 +208,7 @@ class LaneReader(Storage, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A trunk and its rows.
+    """A shared prefix and its rows.
 
     place: whose lane it is read from;  tokens: of the rows' queries, [rows] int64;  own: what each row reads of its own
     """
@@ -218,7 +220,7 @@ class _Shared:
 
 
 class TrunkPlan:
-    """A plan in which the rows of each trunk attend to it together.
+    """A plan in which rows attend together to the prefix that they share.
 
     The kernel that tells sums of exponentials knows no cap, no sinks and one size of head; and where a window hides a
     part of somebody's keys the layer is computed as if nobody shared anything.

@@ -1,4 +1,4 @@
-"""Keys and values on contiguous lanes: one lane per running sequence, cached blocks in a pool beside them.
+"""Keys and values on contiguous lanes: one lane per running sequence, and a pool of cached blocks.
 
 Attention over contiguous keys and values measured about twice as fast on CPUs as over gathered pages. Lanes and pool
 are address space for the worst case, of which only what is used is committed: a block takes memory either in its

@@ -1,4 +1,4 @@
-"""Who holds which block of the key/value store: reference counts, prefix chains, and what is dropped first."""
+"""The block ledger: who holds which block, reference counts, prefix chains, and the order of eviction."""
 
 from __future__ import annotations
 

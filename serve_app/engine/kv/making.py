@@ -1,4 +1,4 @@
-"""The key/value store of a model that was loaded, in the storage that its device wants."""
+"""Makes the KV cache of a loaded model, with the storage that its device wants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of one step's attention over pages: by FlashInfer, by Triton's kernels, and in torch's operations."""
+"""Attention plans for pages: FlashInfer, Triton's kernels, or torch's operations."""
 
 from __future__ import annotations
 

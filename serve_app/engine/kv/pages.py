@@ -1,4 +1,4 @@
-"""Keys and values in pages: a block's contents stay where they are, whoever holds it, and running sequences share it.
+"""Keys and values in pages: a block stays where it is, and running sequences share it.
 
 All memory is taken at once, as accelerators want it. Attention gathers the pages that it reads, or is computed by
 kernels that follow the block tables by themselves.

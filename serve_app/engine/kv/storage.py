@@ -1,4 +1,4 @@
-"""The seam between the ledger of blocks and the tensors that hold keys and values."""
+"""The interface between the block ledger and the tensors that hold keys and values."""
 
 from __future__ import annotations
 
@@ -65,8 +65,9 @@ class Storage(Protocol):
         ...
 
     def vacate(self, holding: Holding, first: int = 0) -> None:
-        """Give back what the holding's place has taken from its block `first` on, or where the next whole page of
-        memory begins; what was not kept is void.
+        """Give back the memory of the holding's place, from its block `first` on. What was not kept is void.
+
+        It begins at the next whole page of memory.
         """
         ...
 

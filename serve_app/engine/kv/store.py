@@ -1,4 +1,4 @@
-"""The key/value store: what running sequences hold and what is cached, within one budget of blocks."""
+"""The key/value store: blocks held by running sequences and cached blocks, within one budget."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Adapters inside the engine: what is known of them, who sits in which slot, and the bank that applies them."""
+"""LoRA: adapters bound to a model, their slots, and the modules that apply them row by row."""

@@ -1,4 +1,4 @@
-"""An adapter bound to a model: which of its weights it changes and how, or why it does not fit."""
+"""Binds an adapter to a model: which weights it changes and how, or why it does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says which weights of a model an adapter's configuration names: PEFT itself is asked, on the model's shapes alone."""
+"""Finds which weights an adapter's configuration names, by asking PEFT on the model's shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules whose rows are each changed by their own adapter."""
+"""Modules that change each row by the row's own adapter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of a step are computed with which places of which shelf, how much of it, and nothing else."""
+"""Plans which rows of a step each adapter changes, and with what factor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All resident adapters at once: each row of a step is changed by the adapter in its own slot.
+"""Applies all resident adapters at once: each row of a step is changed by the adapter in its own slot.
 
 An adapter lies on the shelf of its rank (8, 16, 32, …), where the factors of neighbouring places are stacked. A step
 picks its adapted rows by slot and computes, per run of neighbouring places, two batched products; so it costs what

@@ -1,4 +1,4 @@
-"""Takes in the adapters found on disk: each is bound to the model, then tried; checks bind them in the same way."""
+"""Registers the adapters found on disk: binds each to the model, then tries it. Checks use the same code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sits in the bank: adapters resident in slots, pinned while sequences use them, staged beside the steps."""
+"""Assigns adapters to slots: pinned while sequences use them, staged beside the steps, evicted when unused."""
 
 from __future__ import annotations
 

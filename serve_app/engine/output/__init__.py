@@ -1,1 +1,1 @@
-"""**Output**: sampled tokens become deltas: text, ends, reports of prompts."""
+"""Output: turns sampled tokens into deltas, with text, endings and prompt reports."""

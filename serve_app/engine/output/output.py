@@ -177,8 +177,10 @@ class Output:
         return token_id in stop.token_ids or (token_id in self._eos_token_ids and not stop.ignore_eos)
 
     def _shows_end(self, sequence: Sequence, token_id: int) -> bool:
-        """Return whether the text of the token that ends it is shown: of a stop token if stops are kept, of the model's
-        own end token if special tokens are."""
+        """Return whether the text of the token that ends a sequence is shown.
+
+        A stop token is shown if stops are kept, the model's own end token if special tokens are.
+        """
         request = sequence.request
         if token_id in request.stop.token_ids:
             return request.stop.shows_string

@@ -1,4 +1,4 @@
-"""The report of a prompt: its length, what of it was cached or cut, its echo, its log-probabilities."""
+"""Reports a prompt: its length, what was cached or cut, its echo, its log-probabilities."""
 
 from __future__ import annotations
 

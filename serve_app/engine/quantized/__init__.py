@@ -1,1 +1,1 @@
-"""Weights in few bits: how checkpoints store them, and linears that compute with them."""
+"""Quantised weights: how checkpoints store them, and linears that compute with them."""

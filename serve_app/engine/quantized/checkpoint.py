@@ -1,4 +1,4 @@
-"""A quantised checkpoint as a model reads it: by the names of plain weights, each decoded when it is asked for."""
+"""Reads a quantised checkpoint under the names of plain weights, and decodes each weight when it is asked for."""
 
 from __future__ import annotations
 

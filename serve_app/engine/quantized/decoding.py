@@ -1,4 +1,4 @@
-"""Turns the stored parts of a quantised weight into its numbers, [out, in] float32, as each format's authors do."""
+"""Decodes the stored parts of a quantised weight to [out, in] float32, as each format's authors do."""
 
 from __future__ import annotations
 

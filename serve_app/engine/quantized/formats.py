@@ -1,4 +1,4 @@
-"""Which quantised checkpoints are served: a table of formats, and the refusal of every other by its name."""
+"""The table of supported quantised checkpoint formats. Every other format is refused by its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gives weights that a checkpoint stores in few bits to kernels as they are stored, where their form is a kernel's."""
+"""Hands quantised weights to kernels in their stored form, if a kernel takes that form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A linear module whose weight is kept in few bits, in the place of one with a plain weight."""
+"""Linears whose weight stays in few bits, in place of plain ones."""
 
 from __future__ import annotations
 
@@ -356,8 +356,10 @@ MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
 
 
 def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """Rows, in float32, so that the largest number of each is `levels`; and what a step of each is worth, [rows, 1], no
-    number where a row has one that is none."""
+    """Return the rows in float32, scaled so that the largest number of each is `levels`, and the scales, [rows, 1].
+
+    If a row contains NaN, its scale is NaN.
+    """
     exact = x.float()
     scales = exact.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(torch.float32).tiny)
     return exact / scales, scales

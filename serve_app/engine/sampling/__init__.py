@@ -1,1 +1,1 @@
-"""From logits to tokens: candidates, truncation, counter-based draws, logprobs."""
+"""Sampling: from logits to tokens, with candidates, truncation, counter-based draws and log-probabilities."""

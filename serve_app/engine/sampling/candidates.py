@@ -1,4 +1,4 @@
-"""The likeliest tokens of rows of logits, and the passes over a vocabulary that finding them takes."""
+"""Finds the likeliest tokens in rows of logits, and makes the passes over a vocabulary that this takes."""
 
 from __future__ import annotations
 

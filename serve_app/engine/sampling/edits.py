@@ -1,4 +1,4 @@
-"""Edits of logits before anything is drawn, as sparse lists: what it costs is the tokens concerned, not the vocabulary.
+"""Edits logits before a draw, as sparse lists. The cost is in the tokens concerned, not in the vocabulary.
 
 The order is llama.cpp's: bias, repetition, frequency and presence, DRY, then bans. What is not among the tokens that a
 row allows is out of play last, whatever its logit came to.
@@ -99,8 +99,10 @@ def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
 
 
 def _too_early(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
-    """Tokens that would end the sequence before its least number of tokens; the end of a constrained text that is to go
-    on behind it is none at all, as nothing of the constraint follows it."""
+    """Return the tokens that would end the sequence before its least number of tokens.
+
+    If a constrained text ignores end tokens, all of them are returned: nothing of the constraint follows an end.
+    """
     stop = sequence.request.stop
     if sequence.matcher is not None and stop.ignore_eos:
         return eos_token_ids.union(stop.token_ids if sequence.num_generated < stop.min_tokens else ())

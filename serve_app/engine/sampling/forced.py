@@ -1,4 +1,4 @@
-"""Tokens that a constraint leaves no choice about: what is drawn there is known before anything is computed.
+"""Forced tokens: a constraint leaves no choice, so the token is known before anything is computed.
 
 A token is forced where the mask of its place would allow it alone, so it is what would be drawn without this, greedy or
 not. A forced text could be written in several ways of tokens; the mask allows the one that the tokenizer writes.
@@ -42,8 +42,10 @@ def steer_by_certainty(sequence: Sequence) -> None:
 
 
 def hold(sequence: Sequence, token_id: int) -> bool:
-    """Append a forced token whose score is waited for; False, and nothing is changed, where a drawn token has to be
-    the last: the text, or what may be generated, ends with it.
+    """Append a forced token whose score is waited for.
+
+    Return False, and change nothing, if a drawn token has to be the last: the text, or what may be generated, ends with
+    it.
     """
     matcher = sequence.matcher
     assert matcher is not None, f"{sequence} is not constrained"

@@ -1,4 +1,4 @@
-"""Computes which tokens constrained sequences may draw, beside the forward of the step that they are drawn after."""
+"""Computes the masks of constrained sequences, beside the forward of the step that they are drawn after."""
 
 from __future__ import annotations
 

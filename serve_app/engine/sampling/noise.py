@@ -1,4 +1,4 @@
-"""Random numbers that are functions of where they are used, so that a draw never depends on what else runs.
+"""Random numbers as functions of where they are used, so that a draw never depends on what else runs.
 
 A token is drawn by a race (Gumbel-max: Gumbel 1954; Maddison, Tarlow, Minka, "A* Sampling", 2014): each token's
 log-weight gets noise of its own, a function of the key and the token's id, and the highest wins. Inverting a cumulated

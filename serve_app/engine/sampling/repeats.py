@@ -1,4 +1,4 @@
-"""Which tokens would continue a repetition, and how long a one: what DRY penalises."""
+"""Finds the tokens that would continue a repetition, and its length, for the DRY penalty."""
 
 from __future__ import annotations
 

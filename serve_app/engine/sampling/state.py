@@ -1,4 +1,4 @@
-"""What sampling remembers of a sequence between its tokens; it survives preemption, being about tokens alone."""
+"""What sampling remembers of a sequence between tokens. It is about tokens alone, so it survives preemption."""
 
 from __future__ import annotations
 
@@ -121,8 +121,9 @@ class TokenCounts:
 
 
 class BadWords:
-    """Token sequences of which the last token is banned behind the others; what a token costs is the words that could
-    end there, not all of them.
+    """Token sequences whose last token is banned after the others.
+
+    A token costs the words that could end there, not all of them.
     """
 
     def __init__(self, words: Items[tuple[int, ...]]) -> None:

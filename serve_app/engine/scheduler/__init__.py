@@ -1,1 +1,1 @@
-"""Whose turn it is, where more is wanted than a step can compute: no torch, no clock, nothing but core."""
+"""Scheduler: decides which sequences a step computes, and how much of each. Computes with no tensors."""

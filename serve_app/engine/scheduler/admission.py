@@ -324,8 +324,10 @@ class PromptsInWork:
         return shared is not None and not shared.is_there
 
     def cuts(self) -> dict[Sequence, int]:
-        """Return up to where prompts had better be computed in a step beside which nobody decodes: then the ends of
-        many that wait are computed in one step with theirs."""
+        """Return up to where prompts should be computed in a step in which nobody decodes.
+
+        Then the ends of many waiting prompts are computed in one step with theirs.
+        """
         ends: dict[Shared, int] = {}
         for sequence, shared in self._awaited.items():
             if not shared.is_computed:

@@ -131,8 +131,9 @@ class FairShares(Policy):
         return self._sitting_out(places, levels), Beyond(num_allowed, num_least)
 
     def victim(self, running: Items[Share]) -> int:
-        """The youngest of the lowest class among the flows whose counters are highest, or less than a quantum below
-        the highest: who is younger loses less.
+        """Return the youngest sequence of the lowest class, among the flows with the highest counters.
+
+        A flow counts among them if it is less than a quantum below the highest. The youngest loses least.
         """
         lowest = max(RANKS[share.priority] for share in running)
         counters = [self.counter_of(each.flow) if RANKS[each.priority] == lowest else -math.inf for each in running]
@@ -164,8 +165,10 @@ class FairShares(Policy):
         return max(found)[2] if found else None
 
     def may_take_spare(self, running: Items[Share], debts: Items[float], claimant: Share) -> bool:
-        """Where all places are taken by others, of whom one is of a lower class, or was served more and has more places
-        for its weight than the claimant would have.
+        """Return whether all places are held by others, and one of those flows should have less.
+
+        That is a flow of a lower class, or one that was served more and has more places for its weight than the
+        claimant would have.
         """
         num_places = Counter(share.flow for share in running)
         wanted = (num_places[claimant.flow] + 1) / claimant.weight
@@ -211,8 +214,10 @@ class FairShares(Policy):
         return lambda share: self.counter_of(share.flow) + owed[share.flow]
 
     def _levels(self, decoding: Items[Share], places: dict[str, list[int]]) -> tuple[dict[str, int], int]:
-        """Return how many rows of each flow are no more than all have for their weights, and the rows of the flow that
-        the others are measured by: that which has the least of those that do not wait, of a class or a higher one.
+        """Return how many rows of each flow are within the common level, and the rows of the flow that sets it.
+
+        The level is that of the flow with the fewest rows for its weight, among those of its class or a higher one that
+        do not wait.
         """
         ranks = {flow: min(RANKS[decoding[place].priority] for place in own) for flow, own in places.items()}
         heights = {flow: len(own) / decoding[own[0]].weight for flow, own in places.items()}

@@ -1,4 +1,4 @@
-"""How many prompt tokens and rows of others a step may compute beside sequences that decode, which would stutter."""
+"""Learns how many prompt tokens and extra rows a step may compute beside sequences that decode."""
 
 from __future__ import annotations
 

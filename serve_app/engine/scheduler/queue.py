@@ -1,4 +1,4 @@
-"""Sequences that wait: a line for each that the policy tells apart, in each the first that came is first."""
+"""The queue of waiting sequences: one line for each group that the policy tells apart, first come, first served."""
 
 from __future__ import annotations
 

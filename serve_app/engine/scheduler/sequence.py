@@ -1,4 +1,4 @@
-"""A sequence: one completion being generated; and the spans of sequences that one step computes."""
+"""A sequence is one completion being generated. A span is the part of it that one step computes."""
 
 from __future__ import annotations
 

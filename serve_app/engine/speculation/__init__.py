@@ -1,1 +1,1 @@
-"""Speculation: what a sequence seems to copy is guessed, computed along with it, and drawn as ever."""
+"""Speculation: guesses what a sequence copies, computes the guesses along, and draws as without them."""

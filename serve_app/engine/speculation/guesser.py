@@ -1,4 +1,4 @@
-"""Guesses: what one sequence seems to copy, its prompt, itself, or what its client predicted.
+"""Guesses the next tokens of one sequence from its prompt, its text or its client's prediction.
 
 Prompt lookup (Saxena, "Prompt Lookup Decoding", 2023; Yang et al., "Inference with Reference", arXiv 2304.04487): what
 followed the last few tokens where they occurred before is likely to follow now.

@@ -1,4 +1,4 @@
-"""Speculation: decides which guesses a step computes, by how likely they are and what they cost."""
+"""Decides which guesses a step computes, by how likely they are and what they cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification of guesses: each next token is drawn, and those behind it for as long as they equal the guesses.
+"""Verifies guesses: draws each next token, and goes on as long as the drawn tokens equal the guesses.
 
 Every token is drawn as it would be without guesses: by the same sampler, from logits of the same tokens before it, by
 the random numbers of its own position, with all that penalties, constraints and stops have seen until then. A guess is

@@ -1,1 +1,1 @@
-"""One model in several processes of a node: how it is divided, who computes what, and what they tell each other."""
+"""Tensor parallelism: divides one model among several processes of a node and keeps them in step."""

@@ -1,4 +1,4 @@
-"""Adapters of a divided model: each shard has the part of their factors that belongs to its part of each linear."""
+"""Adapters of a divided model: each shard holds the factors of its part of each linear."""
 
 from __future__ import annotations
 

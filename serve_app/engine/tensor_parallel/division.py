@@ -1,4 +1,4 @@
-"""How a model is divided among shards: whole heads and equal parts of the MLP, or a refusal if that is impossible."""
+"""Divides a model among shards by whole heads and equal parts of the MLP, or refuses it."""
 
 from __future__ import annotations
 

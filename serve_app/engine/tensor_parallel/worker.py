@@ -1,4 +1,4 @@
-"""The process of a tensor-parallel worker: it computes its shard of every step until the first shard's process ends."""
+"""A tensor-parallel worker process: computes its shard of every step until rank 0 ends."""
 
 from __future__ import annotations
 

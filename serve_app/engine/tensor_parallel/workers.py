@@ -1,4 +1,4 @@
-"""The tensor-parallel workers of a replica, as its first shard sees them: processes, orders and their storage's state.
+"""Rank 0's view of a replica's tensor-parallel workers: processes, orders and the state of their storage.
 
 The first shard (number 0) schedules, reads files and answers. Each worker computes another shard. For a step the first
 shard 1. sends what its block ledger did to the storage since the last step; 2. sends the step's layout; 3. computes its

@@ -1,1 +1,1 @@
-"""VisionTower: a client's image file becomes rows of embeddings, in threads of their own, off the engine's steps."""
+"""Vision: encodes a client's images into rows of embeddings, in threads beside the engine's steps."""

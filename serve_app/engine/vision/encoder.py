@@ -1,4 +1,4 @@
-"""Encodes the images of requests before tokenization, in threads that give way to the engine's."""
+"""Encodes the images of requests before tokenization, in threads of lower priority than the engine's."""
 
 from __future__ import annotations
 

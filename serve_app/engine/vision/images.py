@@ -1,4 +1,4 @@
-"""Images in a prompt: decoded, encoded, and placed among the tokens of a sequence."""
+"""The images of a prompt: decoded images, their embeddings, and their places among a sequence's tokens."""
 
 from __future__ import annotations
 

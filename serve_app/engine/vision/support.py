@@ -1,4 +1,4 @@
-"""Which vision models are supported: their modules, their image text, and the check of a model's folder."""
+"""Which vision models are supported: their modules, their image tokens, and the check of a model's folder."""
 
 from __future__ import annotations
 

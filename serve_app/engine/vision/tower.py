@@ -1,4 +1,4 @@
-"""The part of a model that sees, taken out of it: from a decoded image to what a prompt holds of it."""
+"""The vision encoder, taken out of a model: turns a decoded image into embeddings of a prompt."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Kernels for CPUs, compiled for the machine that they run on; nothing else of the engine imports llvmlite."""
+"""CPU kernels, compiled by LLVM for the machine that they run on. Only this folder imports llvmlite."""

@@ -1,4 +1,4 @@
-"""Attention of single queries over keys and values that lie one position behind the other, in one pass over both.
+"""Attention of single queries over contiguous keys and values, in one pass over both.
 
 Each item is a stretch of one row's keys for the query heads that share a key head; threads take one after the other.
 Blocks of 64 keys are scored, weighed against the largest score so far and their values added up (arXiv 2205.14135).
@@ -33,7 +33,9 @@ LEAST_SHARED = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """group: query heads that share a key head;  dim: of a head, whole vectors;  width: numbers of a vector
+    """The form of a model's heads for which a kernel is compiled.
+
+    group: query heads that share a key head;  dim: of a head, whole vectors;  width: numbers of a vector
     registers: vectors that the CPU holds
     in_pairs: whether keys and queries are multiplied as pairs of bfloat16
     """

@@ -1,4 +1,4 @@
-"""Compiles kernels for this machine by LLVM, and calls them by one thread or by torch's OpenMP team."""
+"""Compiles kernels for this machine with LLVM, and calls them in one thread or in torch's OpenMP team."""
 
 from __future__ import annotations
 

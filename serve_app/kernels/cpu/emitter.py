@@ -1,4 +1,4 @@
-"""Writes LLVM's instructions: numbers in memory, vectors of float32, loops. LLVM divides what no CPU does at once."""
+"""Writes LLVM's instructions: numbers in memory, vectors of float32, loops. LLVM splits vectors that a CPU lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What adapters change of a step's rows: tiles of rows of one adapter, each with the factors of its own place.
+"""Adds what LoRA adapters change of a step's rows, in tiles of rows of one adapter.
 
 Threads take a tile and a part of the outputs at a time. What is added up for a row is added in the order of the inputs,
 and of the ranks, whatever other rows there are: a row gets the same bits in any company.

@@ -1,4 +1,4 @@
-"""Pairs of bfloat16, which CPUs with AVX512-BF16 multiply and add up in one instruction."""
+"""Pairs of bfloat16, which CPUs with AVX512-BF16 multiply and add in one instruction."""
 
 from __future__ import annotations
 

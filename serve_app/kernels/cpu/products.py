@@ -1,4 +1,4 @@
-"""Products of rows with a weight in blocks of 64 outputs, in bfloat16 or in whole numbers of eight bits.
+"""Multiplies rows by a weight in blocks of 64 outputs, in bfloat16 or int8.
 
 A block is multiplied by all rows before the next one is read, which is fetched meanwhile; so a step of some sequences
 takes as long as reading the weights, or as multiplying by them, and not both. What is added up for a row is added in

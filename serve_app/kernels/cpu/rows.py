@@ -1,4 +1,4 @@
-"""Single queries over lanes of keys and values, by a kernel of our own."""
+"""Attention of short spans over lanes of keys and values, by a kernel of our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes over rows of logits: what their tokens weigh, which they are, and which values there are, how often.
+"""Passes over rows of logits: weights of tokens, ids of tokens, and counts of distinct values.
 
 Threads take one row after the other. What is found for a row depends on the row alone.
 """

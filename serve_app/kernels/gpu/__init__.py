@@ -1,1 +1,1 @@
-"""Kernels for GPUs and what launches them; nothing else of the engine imports triton."""
+"""GPU kernels and their launches. Only this folder imports triton."""

@@ -1,4 +1,4 @@
-"""Changes of adapters to a step's rows by Triton: two launches per linear, pass and rank, rows of one adapter in tiles.
+"""LoRA on GPUs with Triton: two launches per linear, pass and rank, over tiles of rows of one adapter.
 
 Segmented products after S-LoRA (arXiv 2311.03285) and Punica (arXiv 2310.18547). Sums are float32. The sum over the
 inputs is cut at fixed places, so that no row's depends on its company.

@@ -1,4 +1,4 @@
-"""Attention over pages by Triton: a launch to write, one or two per kind of query, along the block tables.
+"""Paged attention with Triton: one launch to write, one or two per kind of query, along the block tables.
 
 A tile is some neighbouring queries of one sequence with all the heads that share a key head, so that
 each key is read once for all of them. Sums are float32; products of float32 are float32's, not TF32's. Tiles are rows
