@@ -56,17 +56,20 @@ def test_every_way_to_start_the_service_leads_to_the_same_answers(
 def walked(url: str, *, has_haproxy: bool) -> dict[str, object]:
     """What a client gets there, in what must not depend on the door."""
     with httpx.Client(base_url=url, timeout=60) as client:
-        found: dict[str, object] = {
+        found: dict[str, Any] = {
             "completion": facts(client.post("/v1/completions", json=BODY, headers={"x-request-id": "mine"})),
             "stream": streamed(client),
             "no model": facts(client.post("/v1/completions", json=BODY | {"model": "nemo"})),
             "no route": facts(client.get("/nowhere")),
             "health": facts(client.get("/health")),
         }
-        with client.stream("POST", "/v1/completions", json=LONG) as held:  # the file has it that one is open at once
-            next(held.iter_lines())
-            found["full"] = facts(client.post("/v1/completions", json=BODY))
-            found["health of the full"] = facts(client.get("/health"))
+        for _ in range(3):  # on a busy machine the whole of it may have been computed before the second request comes
+            with client.stream("POST", "/v1/completions", json=LONG) as held:  # one may be open at once
+                next(held.iter_lines())
+                found["full"] = facts(client.post("/v1/completions", json=BODY))
+                found["health of the full"] = facts(client.get("/health"))
+            if found["full"][0] == 503:
+                break
         left_at = time.monotonic()
         while client.post("/v1/completions", json=BODY).status_code != 200:
             assert time.monotonic() < left_at + 20, "the client has left, and its place is still taken"
