@@ -21,7 +21,7 @@ from serve_app.cli.doctor.gathering import open_logs
 from serve_app.cli.processes import listener_on
 from tests.cluster.house import House
 from tests.cluster.started import TIMEOUT_S, Started
-from tests.cluster.test_doctor import command, findings
+from tests.cluster.test_doctor import ASKED_NOBODY, command, findings
 
 pytestmark = [
     pytest.mark.cluster,
