@@ -110,6 +110,8 @@ def _place(sequence: Sequence) -> dict[str, int]:
 
 def weights_of(tokens: Candidates | WholeRow) -> Tensor:
     """Return what is proportional to the tokens' probabilities, [rows, k]; 0 where not in play."""
+    if isinstance(tokens, WholeRow) and tokens.weights is not None:
+        return tokens.weights
     masked = tokens.masked_logits
     return masked.sub_(masked.amax(-1, keepdim=True)).exp_() if masked.shape[-1] else masked
 

@@ -29,11 +29,13 @@ class WholeRow:
 
     logits:  [1, vocab] float32, not divided, no -0.0; what is dropped becomes -inf
     divisor: [1] float64, the temperature applied so far
+    weights: [1, vocab] float64, what is proportional to the probabilities, where the last stage knew it
     """
 
     logits: Tensor
     divisor: Tensor
     scratch: Scratch
+    weights: Tensor | None = None
 
     @classmethod
     def of_logits(cls, logits: Tensor, scratch: Scratch) -> WholeRow:
@@ -44,7 +46,7 @@ class WholeRow:
     @property
     def masked_logits(self) -> Tensor:
         """[1, vocab] float64, divided, -inf where not in play."""
-        return torch.div(self.logits, self.divisor, out=self.scratch.take("masked", self.logits, torch.float64))
+        return self.scratch.copy("masked", self.logits, torch.float64).div_(self.divisor)
 
     @property
     def kept(self) -> Tensor:
@@ -67,7 +69,7 @@ class WholeRow:
 
     def divide(self, temperature: Tensor) -> WholeRow:
         """Divide the logits."""
-        return replace(self, divisor=self.divisor * temperature)
+        return replace(self, divisor=self.divisor * temperature, weights=None)
 
     def keep_from(self, lowest: Tensor, min_keep: Tensor) -> WholeRow:
         """Keep logits that are not below `lowest`, and so many of the likeliest in any case."""
@@ -104,7 +106,9 @@ class WholeRow:
             return self
         if last != least and bool(self._behind(last, distance)[0, least]):
             last = least
-        return self._drop(self._behind(last, distance))
+        behind = self._behind(last, distance)
+        left = weights.masked_fill_(behind, 0.0) if weights is not None and distance is None else None
+        return replace(self._drop(behind), weights=left)
 
     def _last(self, weights: Tensor | None, bound: float, distance: Tensor | None = None) -> int | None:
         """Find the token with which the sum of weights reaches the bound; None where all of them do not."""
@@ -133,7 +137,7 @@ class WholeRow:
 
     def _drop(self, those: Tensor) -> WholeRow:
         self.logits.masked_fill_(those, -inf)
-        return self
+        return replace(self, weights=None)
 
 
 def _reaching(orders: list[Tensor], weights: Tensor | None, bound: float, scratch: Scratch) -> int | None:
