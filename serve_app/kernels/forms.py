@@ -1,13 +1,11 @@
-"""The types that kernels take and give: rows, tiles, and bounds on a vocabulary."""
+"""What kernels are given and give: rows and tiles."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Protocol, TypeAlias
 
-import torch
 from torch import Tensor
 
 
@@ -22,31 +20,6 @@ class Row:
     position: int
     num_keys: int
     elsewhere: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InPlay:
-    """The tokens of a row that are in play: from a lowest to a highest logit, of these two those with such ids."""
-
-    lowest: float = -inf
-    highest: float = inf
-    lowest_ids: tuple[int, int] = (0, torch.iinfo(torch.int32).max)
-    highest_ids: tuple[int, int] = (0, torch.iinfo(torch.int32).max)
-
-
-ALL = InPlay()
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """A row's distinct values by falling value, [n] float32, and how many tokens have each, [n] int64.
-
-    others: [m] int64, ids of tokens whose values are not among them, as they need more than 16 bits
-    """
-
-    values: Tensor
-    numbers: Tensor
-    others: Tensor
 
 
 class AdapterTiles(Protocol):
@@ -125,9 +98,3 @@ class AdapterKernels(Protocol):
 
     def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
         """Return what adds the changes of these linears; it keeps their factors."""
-
-
-def bounds_of(in_play: Sequence[InPlay]) -> tuple[Tensor, Tensor]:
-    """Return [n, 2] float32, the lowest and the highest logit, and [n, 4] int32, the first and last id of either."""
-    bounds = torch.tensor([[each.lowest, each.highest] for each in in_play])
-    return bounds, torch.tensor([[*each.lowest_ids, *each.highest_ids] for each in in_play], dtype=torch.int32)

@@ -19,7 +19,6 @@ from serve_app.kernels.forms import AdapterKernels
 if TYPE_CHECKING:
     from serve_app.kernels.cpu.products import LaidOut, WholeRows
     from serve_app.kernels.cpu.rows import RowsKernel
-    from serve_app.kernels.cpu.vocabulary import VocabularyKernels
 
 Kernels: TypeAlias = Literal["flashinfer", "triton", "torch"]
 """Whose kernels attend to pages."""
@@ -32,15 +31,6 @@ def attention_of_rows(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | 
     except ImportError:
         return None
     return rows_kernel(group, dim, dtype)
-
-
-def vocabulary_kernels() -> VocabularyKernels | None:
-    """Return the kernels for passes over rows of logits."""
-    try:
-        from serve_app.kernels.cpu import vocabulary
-    except ImportError:
-        return None
-    return vocabulary.vocabulary_kernels()
 
 
 def laid_out(packed: Tensor, bias: Tensor | None) -> LaidOut | None:

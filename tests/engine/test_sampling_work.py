@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling.candidates import Scratch, likeliest, sorted_largest
-from serve_app.engine.sampling.draw import MORE_CANDIDATES, NUM_CANDIDATES, draw_fast, draw_tokens
+from serve_app.engine.sampling.draw import draw_tokens
 from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.sampling_reference import row
@@ -36,7 +36,7 @@ SETTINGS = {
     "min_p": SamplingParams(min_p=0.3),
 }
 
-MOST_PASSES = {"plain": 12, "top_p": 60, "top_k": 40}
+MOST_PASSES = {"plain": 12, "top_p": 40, "top_k": 40}
 
 
 class Work(TorchDispatchMode):
@@ -74,14 +74,8 @@ def work_of(params: SamplingParams, shape: str) -> Work:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_draw_takes_no_new_memory_of_the_size_of_a_vocabulary_but_for_a_row_that_is_sorted(
-    name: str, shape: str
-) -> None:
-    logits, params = logits_of(shape)[None], SETTINGS[name]
-    tried = [draw_fast(logits, [row(params)], [0], count=count) for count in (NUM_CANDIDATES, MORE_CANDIDATES)]
-    is_settled = any(bool(choice.is_settled) for choice in tried)
-    assert 0 < work_of(params, shape).largest_made < (VOCAB / 2 if is_settled else VOCAB + 1)
-    assert is_settled or name != "plain"
+def test_a_draw_takes_no_new_memory_of_the_size_of_a_vocabulary(name: str, shape: str) -> None:
+    assert 0 < work_of(SETTINGS[name], shape).largest_made < VOCAB / 2
 
 
 @pytest.mark.law("Bounded work")

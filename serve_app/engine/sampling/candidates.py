@@ -76,15 +76,6 @@ class Candidates:
         """Return these, with the other's where `rows` [rows] bool says so."""
         return Candidates(*(_choose(rows, getattr(other, f.name), getattr(self, f.name)) for f in fields(self)))
 
-    def narrowed(self) -> Candidates:
-        """Return one row's candidates without those that were dropped."""
-        if 2 * int(self.kept.sum()) > self.kept.shape[-1]:
-            return self
-        columns = torch.nonzero(self.kept[0])[:, 0]
-        return replace(
-            self, token_ids=self.token_ids[:, columns], logits=self.logits[:, columns], kept=self.kept[:, columns]
-        )
-
     @property
     def ranks(self) -> Tensor:
         """[rows, k] int64: 1 for the first in play, 2 for the second; meaningless where not kept."""
@@ -96,14 +87,76 @@ class Candidates:
         return self.kept.sum(-1)
 
     @property
-    def highest(self) -> Tensor:
-        """[rows, 1] the highest logit in play."""
-        return self.masked_logits.amax(-1, keepdim=True)
-
-    @property
     def masked_logits(self) -> Tensor:
         """[rows, k] the logits, -inf where not in play."""
         return self.logits.masked_fill(~self.kept, -inf)
+
+    def first(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return so many of the highest logits, and whether they are in play; [rows, at most count] each."""
+        return self.logits[:, :count], self.kept[:, :count]
+
+    def count_from(self, lowest: Tensor) -> Tensor:
+        """Count the logits in play that are not below `lowest`; [rows] -> [rows] int64"""
+        return (self.kept & (self.logits >= lowest[:, None])).sum(-1)
+
+    def divide(self, temperature: Tensor) -> Candidates:
+        """Divide the logits; [rows]"""
+        return replace(
+            self,
+            logits=self.logits / temperature[:, None],
+            edge=self.edge / temperature,
+            divisor=self.divisor * temperature,
+        )
+
+    def keep_from(self, lowest: Tensor, min_keep: Tensor) -> Candidates:
+        """Keep logits that are not below `lowest`, and so many of the likeliest in any case; [rows] each"""
+        keep = (self.logits >= lowest[:, None]) | (self.ranks <= min_keep[:, None])
+        return self._cut(keep, (self.edge >= lowest) | (self.num_kept < min_keep))
+
+    def keep_first(self, count: Tensor, known: Tensor | None = None) -> Candidates:
+        """Keep so many of the likeliest; of equals those with lower ids.  known: how many have to be candidates
+
+        [rows] each, at least 1
+        """
+        return self._cut(self.ranks <= count[:, None], self.num_kept < (count if known is None else known))
+
+    def drop_first(self, count: Tensor) -> Candidates:
+        """Drop so many of the likeliest; [rows]"""
+        return self._cut(self.ranks > count[:, None], torch.ones_like(self.rest, dtype=torch.bool))
+
+    def keep_until(self, weights: Tensor, bound: Tensor, min_keep: Tensor) -> Candidates:
+        """Keep the likeliest until their weights reach a bound, and so many of them in any case.
+
+        weights: [rows, k] float64, 0 where not in play;  bound, min_keep: [rows]
+        """
+        cumulated = torch.cumsum(weights, dim=-1)
+        keep = (cumulated - weights < bound[:, None]) | (self.ranks <= min_keep[:, None])
+        return self._cut(keep, (cumulated[:, -1] < bound) | (self.num_kept < min_keep))
+
+    def keep_typical(self, log_total: Tensor, entropy: Tensor, bound: Tensor, min_keep: Tensor) -> Candidates:
+        """Keep those whose surprise is closest to the entropy until their probabilities reach a bound; [rows] each
+
+        Of equally typical tokens the likelier goes first. Tokens that are no candidates have a surprise of at least the
+        edge's, so they come after any candidate closer than that.
+        """
+        surprise = log_total[:, None] - self.logits
+        distance = (surprise - entropy[:, None]).abs().masked_fill(~self.kept, inf)
+        order = torch.sort(distance.view(torch.int64), dim=-1, stable=True).indices  # at least 0: bits rise as it does
+        distance = distance.gather(1, order)
+        probabilities = torch.exp(-surprise).masked_fill(~self.kept, 0.0).gather(1, order)
+        cumulated = torch.cumsum(probabilities, dim=-1)
+        places = torch.arange(order.shape[-1], device=order.device)
+        chosen = (cumulated - probabilities < bound[:, None]) | (places < min_keep[:, None])
+        farthest = distance.masked_fill(~(chosen & (distance < inf)), -inf).amax(-1)
+        is_full = (cumulated[:, -1] >= bound) & (self.num_kept >= min_keep)
+        is_inside = is_full & (farthest < log_total - self.edge - entropy)
+        return self._cut(torch.zeros_like(chosen).scatter(1, order, chosen), ~is_inside)
+
+    def _cut(self, keep: Tensor, reaches_rest: Tensor) -> Candidates:
+        """Keep only these candidates and nothing of the rest, unless it reaches there."""
+        outside = torch.where(reaches_rest, Rest.UNKNOWN, Rest.GONE)
+        rest = torch.where(self.rest == Rest.WHOLE, outside, self.rest)
+        return replace(self, kept=self.kept & keep, rest=rest)
 
 
 def choose_candidates(logits: Tensor, count: int) -> Candidates:

@@ -2,7 +2,7 @@
 
 The fast way runs the chain on the likeliest tokens of many rows at once. It looks at no number of a device, as to look
 is to wait. It settles a row when it is certain what happens to all other tokens: all dropped, or none. What it does not
-settle is drawn with every token in view (`run_whole_chain`), row by row, from as few of the sorted tokens as will do.
+settle is drawn with every token in view (`run_whole_chain`), row by row.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from serve_app.engine.sampling.candidates import (
     block_sums,
     block_weights,
     choose_candidates,
+    sorted_largest,
     take_rows,
 )
 from serve_app.engine.sampling.noise import pick
@@ -39,7 +40,6 @@ from serve_app.engine.sampling.stages import (
 from serve_app.engine.scheduler.sequence import Sequence
 
 NUM_CANDIDATES = 256
-MORE_CANDIDATES = 1024  # for rows that 256 do not settle: a tenth of the time that every token takes
 MAX_RACED = 4096
 """Tokens that race one by one. Where more are left, their blocks race first, which takes noise for fewer."""
 HOST = torch.device("cpu")
@@ -81,15 +81,11 @@ def draw_tokens(
     """
     scratch, where = scratch or Scratch(), list(range(len(sequences)) if rows is None else rows)
     drawn: dict[int, Drawn] = {}
-    left = list(range(len(sequences)))
-    for count in (NUM_CANDIDATES, MORE_CANDIDATES):
-        if left:
-            some = [sequences[place] for place in left]
-            choice = draw_fast(logits, some, [where[place] for place in left], scratch=scratch, count=count)
-            facts = zip(choice.token_ids.tolist(), choice.probabilities.tolist(), strict=True)
-            settled = zip(left, facts, choice.is_settled.tolist(), strict=True)
-            drawn |= {place: Drawn(*fact) for place, fact, is_settled in settled if is_settled}
-            left = [place for place in left if place not in drawn]
+    choice = draw_fast(logits, sequences, where, scratch=scratch)
+    facts = zip(choice.token_ids.tolist(), choice.probabilities.tolist(), choice.is_settled.tolist(), strict=True)
+    for place, (token_id, probability, is_settled) in enumerate(facts):
+        if is_settled:
+            drawn[place] = Drawn(token_id, probability)
     for place, sequence in enumerate(sequences):
         if place not in drawn or _num_top(sequence):
             own = take_rows(logits, [where[place]])
@@ -101,22 +97,25 @@ def draw_whole(logits: Tensor, sequence: Sequence, scratch: Scratch, *, known: D
     """Draw for one row, [1, vocab], with every token in view; known: what was drawn, if only its rivals are wanted."""
     parameters = Parameters.of_sequences([sequence], HOST)
     chain = stages_of(order_of(sequence.request.sampling))
-    found = run_whole_chain(logits, chain, parameters.sent(logits.device), scratch)
-    weights, ids = weights_of(found), found.token_ids
-    total, keys = torch.cumsum(weights, dim=-1)[0, -1], parameters.keys.to(logits.device)
+    row = run_whole_chain(logits, chain, parameters.sent(logits.device), scratch)
+    weights, vocab = weights_of(row)[0], logits.shape[-1]
+    sums, keys = block_sums(weights[None]), parameters.keys.to(logits.device)
     if known is not None:
-        column = torch.nonzero(ids[0] == known.token_id)[0, 0]
-    elif int(found.num_kept) <= MAX_RACED:
-        column = pick(weights, ids, keys)[0]
+        token_id = known.token_id
     else:
-        column = _race_of_blocks(weights, ids, keys, logits.shape[-1])
-    num_top = min(_num_top(sequence), ids.shape[-1])
+        if int(torch.count_nonzero(weights)) <= MAX_RACED:
+            ids = torch.nonzero(weights)[:, 0]
+        else:
+            block = int(pick(sums, vocab + torch.arange(sums.shape[-1], device=sums.device), keys))
+            ids = torch.arange(block * BLOCK, min((block + 1) * BLOCK, vocab), device=sums.device)
+        token_id = int(ids[pick(weights[ids][None], ids, keys)])
+    total = torch.cumsum(sums, dim=-1)[0, -1]
     top: tuple[tuple[int, float], ...] = ()
-    if num_top:
-        values, places = torch.topk(weights[0] / total, num_top)
-        pairs = zip(ids[0, places].tolist(), values.tolist(), strict=True)
-        top = tuple((token_id, log(value)) for token_id, value in pairs if value > 0.0)
-    return Drawn(int(ids[0, column]), float(weights[0, column] / total), top)
+    if num_top := min(_num_top(sequence), vocab):
+        first = sorted_largest(row.logits, num_top)[1][0]
+        pairs = zip(first.tolist(), (weights[first] / total).tolist(), strict=True)
+        top = tuple((each, log(value)) for each, value in pairs if value > 0.0)
+    return Drawn(token_id, float(weights[token_id] / total), top)
 
 
 def draw_fast(
@@ -125,7 +124,6 @@ def draw_fast(
     rows: Items[int],
     *,
     scratch: Scratch | None = None,
-    count: int = NUM_CANDIDATES,
 ) -> Choice:
     """Draw one token per row from its likeliest tokens, or from all of them where no stage drops any.
 
@@ -142,7 +140,7 @@ def draw_fast(
             there = parameters.of(sent(at, logits.device))
             found = take_rows(logits, [rows[place] for place in few], scratch)
             if drops:
-                choices.append(_draw_few(found, chain, own.of(at), there, scratch, count))
+                choices.append(_draw_few(found, chain, own.of(at), there, scratch))
             else:
                 choices.append(_draw_all(found, chain, own.of(at), there, scratch))
             order += few
@@ -164,11 +162,9 @@ def _groups(sequences: Items[Sequence], own: Parameters) -> list[tuple[list[Stag
     return groups
 
 
-def _draw_few(
-    logits: Tensor, chain: Items[Stage], own: Parameters, parameters: Parameters, scratch: Scratch, count: int
-) -> Choice:
-    """Draw for rows from so many likeliest tokens; own: the same parameters in the host's memory."""
-    found = run_chain(choose_candidates(logits, count), chain, parameters, logits, scratch, own=own)
+def _draw_few(logits: Tensor, chain: Items[Stage], own: Parameters, parameters: Parameters, scratch: Scratch) -> Choice:
+    """Draw for rows from their likeliest tokens; own: the same parameters in the host's memory."""
+    found = run_chain(choose_candidates(logits, NUM_CANDIDATES), chain, parameters, logits, scratch, own=own)
     weights = weights_of(found)
     columns = pick(weights, found.token_ids, parameters.keys)[:, None]
     probabilities = weights.gather(1, columns)[:, 0] / torch.cumsum(weights, dim=-1)[:, -1]
@@ -191,15 +187,6 @@ def _draw_all(logits: Tensor, chain: Items[Stage], own: Parameters, parameters: 
     columns = pick(weights, token_ids, keys)[:, None]
     probabilities = weights.gather(1, columns)[:, 0] / torch.cumsum(sums, dim=-1)[:, -1]
     return Choice(token_ids.gather(1, columns)[:, 0], probabilities, torch.ones_like(blocks, dtype=torch.bool))
-
-
-def _race_of_blocks(weights: Tensor, token_ids: Tensor, keys: Tensor, vocab: int) -> Tensor:
-    """Draw a column of one row as `_draw_all` draws a token; [1, n] float64, [1, n], [1]"""
-    own = torch.zeros(1, vocab, dtype=torch.float64, device=weights.device).scatter_(1, token_ids, weights)
-    sums = block_sums(own)
-    block = int(pick(sums, vocab + torch.arange(sums.shape[-1], device=sums.device), keys))
-    inside = torch.arange(block * BLOCK, min((block + 1) * BLOCK, vocab), device=sums.device)
-    return torch.nonzero(token_ids[0] == inside[pick(own[:, inside], inside, keys)])[0, 0]
 
 
 def _num_top(sequence: Sequence) -> int:

@@ -1,18 +1,19 @@
 """The sampler chain: stages that divide logits or drop tokens, in the order that a request gives.
 
-A stage is a function of sorted candidates, the rows' parameters and sums over each row's distribution. It says what it
-drops among the candidates and what that means for all other tokens. `STAGES` is the table of them.
+A stage is a function of the tokens in play, the rows' parameters and sums over each row's distribution. The tokens are
+the sorted candidates of many rows, or all of one row: either knows how to keep some. `STAGES` is the table of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from math import inf, log, log2, nan
 from operator import attrgetter
 from types import MappingProxyType
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,15 +22,16 @@ from serve_app.core.request import SamplingParams
 from serve_app.engine.decoder.host_copies import sent
 from serve_app.engine.sampling.candidates import (
     Candidates,
-    Rest,
     Scratch,
     block_weights,
-    choose_candidates,
     few_at_once,
     row_sums,
 )
 from serve_app.engine.sampling.noise import Stream, key, keys_tensor, uniform
+from serve_app.engine.sampling.whole import WholeRow
 from serve_app.engine.scheduler.sequence import Sequence
+
+Tokens = TypeVar("Tokens", Candidates, WholeRow)
 
 LOWEST_TEMPERATURE = 1e-6
 ROUNDING = 1e-12  # a probability, or a sum of some, that misses its bound by so little has reached it
@@ -106,9 +108,11 @@ def _place(sequence: Sequence) -> dict[str, int]:
     }
 
 
-def weights_of(candidates: Candidates) -> Tensor:
-    """Return what is proportional to the candidates' probabilities, [rows, k]; 0 where not in play."""
-    masked = candidates.masked_logits
+def weights_of(tokens: Candidates | WholeRow) -> Tensor:
+    """Return what is proportional to the tokens' probabilities, [rows, k]; 0 where not in play."""
+    if isinstance(tokens, WholeRow) and tokens.weights is not None:
+        return tokens.weights
+    masked = tokens.masked_logits
     return masked.sub_(masked.amax(-1, keepdim=True)).exp_() if masked.shape[-1] else masked
 
 
@@ -119,7 +123,7 @@ class Sums:
     it came to the chain. Those of all others run over the candidates in play. Each sum is [rows] float64.
     """
 
-    def __init__(self, candidates: Candidates, logits: Tensor, whole: Items[int], scratch: Scratch) -> None:
+    def __init__(self, candidates: Candidates | WholeRow, logits: Tensor, whole: Items[int], scratch: Scratch) -> None:
         self._candidates = candidates
         self._logits = logits
         self._whole = list(whole)
@@ -137,12 +141,9 @@ class Sums:
     @cached_property
     def weights(self) -> Tensor:
         """[rows, k] of the candidates, exp(logit - highest), 0 where not in play."""
-        return torch.exp(self._masked - self.highest[:, None]) if self._masked.shape[-1] else self._masked
-
-    @cached_property
-    def cumulated(self) -> Tensor:
-        """[rows, k] each candidate's weight and those before it."""
-        return torch.cumsum(self.weights, dim=-1)
+        if not self._masked.shape[-1]:
+            return self._masked
+        return torch.sub(self._masked, self.highest[:, None], out=self._room("weighed")).exp_()
 
     @cached_property
     def count(self) -> Tensor:
@@ -159,24 +160,30 @@ class Sums:
     @cached_property
     def entropy(self) -> Tensor:
         """In nats."""
-        logprobs = self._masked - self._own_total[:, None]
-        terms = torch.exp(logprobs).mul_(logprobs.masked_fill(logprobs == -inf, 0.0))
+        logprobs = torch.sub(self._masked, self._own_total[:, None], out=self._room("logprobs")).clamp_(min=-NO_WEIGHT)
+        terms = torch.exp(logprobs, out=self._room("exponentials")).mul_(logprobs)
         return self._with_whole(-terms.cumsum_(-1)[:, -1] if terms.shape[-1] else self._own_total, self._entropy_of)
 
     @cached_property
     def deviation(self) -> Tensor:
         """The standard deviation (of the population) of the logits."""
-        return self._with_whole(_deviation(self._candidates.logits, self._candidates.kept), self._deviation_of)
+        values = self._scratch.copy("deviating", self._masked, torch.float64)
+        return self._with_whole(_deviation(values, self._scratch), self._deviation_of)
 
     @cached_property
     def _own_total(self) -> Tensor:
         """`log_total` of the candidates alone; nan where there are none."""
         if not self.weights.shape[-1]:
-            return torch.full_like(self._candidates.edge, nan)
-        return self.highest + torch.log(self.cumulated[:, -1])
+            return torch.full_like(self._candidates.divisor, nan)
+        total = torch.cumsum(self.weights, dim=-1, out=self._room("cumulated"))[:, -1]
+        return self.highest + torch.log(total)
+
+    def _room(self, name: str) -> Tensor:
+        return self._scratch.take(name, self._masked, torch.float64)
 
     def _whole_totals(self) -> Tensor:
         """Add the candidates up in float64, the others in float32, in a quarter of the time."""
+        assert isinstance(self._candidates, Candidates), "a whole row has no others"
         there = sent(torch.tensor(self._whole), self._logits.device)
         ids, divisor = self._candidates.token_ids[there], self._candidates.divisor[there]
         sums, highest = block_weights(self._logits, self._whole, divisor, self._scratch, without=ids)
@@ -192,7 +199,7 @@ class Sums:
         return torch.log(total) - row_sums(weights.mul_(scaled)) / total
 
     def _deviation_of(self, own: Tensor, divisor: Tensor) -> Tensor:
-        return _deviation(self._scratch.copy("scaled", own, torch.float64), own > -inf) / divisor
+        return _deviation(self._scratch.copy("deviating", own, torch.float64), self._scratch) / divisor
 
     def _with_whole(self, sums: Tensor, of_whole: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Put what a function of logits and divisors says of the whole rows into the sums of the candidates."""
@@ -206,24 +213,30 @@ class Sums:
         return sums.index_copy(0, sent(torch.tensor(self._whole), sums.device), of_whole)
 
 
-def _deviation(logits: Tensor, kept: Tensor) -> Tensor:
-    values = logits.masked_fill(~kept, 0.0)
-    count = kept.sum(-1)
-    mean = row_sums(values) / count
-    squares = values.sub_(mean[:, None]).square_().masked_fill_(~kept, 0.0)
+def _deviation(values: Tensor, scratch: Scratch) -> Tensor:
+    """Return the deviation of each row of logits, which are overwritten; -inf is out of play."""
+    outside = torch.eq(values, -inf, out=scratch.take("outside", values, torch.bool))
+    count = values.shape[-1] - outside.sum(-1)
+    mean = row_sums(values.masked_fill_(outside, 0.0)) / count
+    squares = values.sub_(mean[:, None]).square_().masked_fill_(outside, 0.0)
     return torch.sqrt(row_sums(squares) / count)
+
+
+class Apply(Protocol):
+    """Says of each row, as if the stage were active there, what it leaves in play."""
+
+    def __call__(self, tokens: Tokens, parameters: Parameters, sums: Sums, /) -> Tokens: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One step of the chain.
 
-    apply:     says of each row, as if it were active there, what it does to the candidates
     is_active: [rows] bool, which rows it changes at all
     drops:     whether it can drop tokens
     """
 
-    apply: Callable[[Candidates, Parameters, Sums], Candidates]
+    apply: Apply
     is_active: Callable[[Parameters], Tensor]
     drops: bool = True
 
@@ -260,17 +273,16 @@ def run_chain(
     return candidates
 
 
-def run_whole_chain(logits: Tensor, chain: Items[Stage], parameters: Parameters, scratch: Scratch) -> Candidates:
-    """Apply the chain to every token of one row, all of them candidates: what the fast way is measured by.
+def run_whole_chain(logits: Tensor, chain: Items[Stage], parameters: Parameters, scratch: Scratch) -> WholeRow:
+    """Apply the chain to every token of one row; the host looks at each stage.
 
-    logits: [1, vocab] float32;  parameters: of one row in the host's memory
+    logits: [1, vocab] float32;  parameters: of one row
     """
-    found = choose_candidates(logits, logits.shape[-1])
+    row = WholeRow.of_logits(logits, scratch)
     for stage in chain:
         if bool(stage.is_active(parameters)[0]):
-            found = stage.apply(found, parameters, Sums(found, logits, (), scratch))
-            found = found.narrowed() if stage.drops else found
-    return found
+            row = stage.apply(row, parameters, Sums(row, logits, (), scratch))
+    return row
 
 
 def order_of(params: SamplingParams) -> tuple[str, ...]:
@@ -294,12 +306,12 @@ def can_drop(chain: Items[Stage], parameters: Parameters) -> Tensor:
     return drops
 
 
-def divide_by_temperature(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def divide_by_temperature(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Divide the logits by the temperature."""
-    return _divide(candidates, parameters.temperature)
+    return tokens.divide(parameters.temperature)
 
 
-def divide_by_dynamic_temperature(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def divide_by_dynamic_temperature(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Let the temperature follow the entropy.
 
     T = low + (high - low) * (H / ln n) ** exponent, with low, high = temperature ∓ range, low at least 0, and H the
@@ -310,98 +322,65 @@ def divide_by_dynamic_temperature(candidates: Candidates, parameters: Parameters
     high = parameters.temperature + spread
     relative = (sums.entropy / torch.log(sums.count)).clamp(0.0, 1.0)
     temperature = low + (high - low) * relative**parameters.dynamic_temperature_exponent
-    temperature = torch.where(sums.count > 1, temperature.clamp(min=LOWEST_TEMPERATURE), 1.0)
-    return _divide(candidates, temperature)
+    return tokens.divide(torch.where(sums.count > 1, temperature.clamp(min=LOWEST_TEMPERATURE), 1.0))
 
 
-def keep_top_n_sigma(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def keep_top_n_sigma(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Keep logits within n standard deviations of the highest (Tang et al., "Top-nσ", 2024)."""
     lowest = sums.highest - parameters.top_n_sigma * sums.deviation
-    return _cut(candidates, candidates.logits >= lowest[:, None], candidates.edge >= lowest)
+    return tokens.keep_from(lowest, torch.zeros_like(lowest))
 
 
-def keep_top_k(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def keep_top_k(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Keep the k likeliest; of equals those with lower ids."""
-    return _keep_first(candidates, parameters.top_k)
+    return tokens.keep_first(parameters.top_k)
 
 
-def keep_typical(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def keep_typical(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Keep the smallest set that reaches p, those whose surprise is closest to the entropy first.
 
-    Meister et al., "Locally typical sampling", 2022. Of equally typical tokens the likelier goes first. Tokens that
-    are no candidates have a surprise of at least the edge's, so they come after any candidate closer than that.
+    Meister et al., "Locally typical sampling", 2022. Of equally typical tokens the likelier goes first.
     """
-    surprise = sums.log_total[:, None] - candidates.logits
-    distance = (surprise - sums.entropy[:, None]).abs().masked_fill(~candidates.kept, inf)
-    order = _rising_order(distance)
-    distance = distance.gather(1, order)
-    probabilities = torch.exp(-surprise).masked_fill(~candidates.kept, 0.0).gather(1, order)
-    cumulated = torch.cumsum(probabilities, dim=-1)
-    places = torch.arange(order.shape[-1], device=order.device)
-    bound = parameters.typical_p - ROUNDING
-    chosen = (cumulated - probabilities < bound[:, None]) | (places < parameters.min_keep[:, None])
-    farthest = distance.masked_fill(~(chosen & (distance < inf)), -inf).amax(-1)
-    is_full = (cumulated[:, -1] >= bound) & (candidates.num_kept >= parameters.min_keep)
-    is_inside = is_full & (farthest < sums.log_total - candidates.edge - sums.entropy)
-    return _cut(candidates, torch.zeros_like(chosen).scatter(1, order, chosen), ~is_inside)
+    return tokens.keep_typical(sums.log_total, sums.entropy, parameters.typical_p - ROUNDING, parameters.min_keep)
 
 
-def _rising_order(distance: Tensor) -> Tensor:
-    """Return the columns by rising distance, ties by rising column; [rows, n] float64, at least 0.
-
-    Their bits rise as they do, and integers are sorted in a few passes over one row.
-    """
-    bits = distance.view(torch.int64)
-    if len(bits) == 1:
-        return torch.sort(bits[0], stable=True).indices[None]
-    return torch.sort(bits, dim=-1, stable=True).indices
-
-
-def keep_top_p(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def keep_top_p(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Keep the smallest likeliest set that reaches p (Holtzman et al., 2020); the token that crosses it stays."""
     bound = (parameters.top_p - ROUNDING) * torch.exp(sums.log_total - sums.highest)
-    keep = sums.cumulated - sums.weights < bound[:, None]
-    return _cut_with_min_keep(candidates, parameters, keep, sums.cumulated[:, -1] < bound)
+    return tokens.keep_until(sums.weights, bound, parameters.min_keep)
 
 
-def keep_min_p(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def keep_min_p(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Keep what has at least min_p times the highest probability (Nguyen et al., 2024)."""
-    lowest = sums.highest + torch.log(parameters.min_p)
-    keep = candidates.logits >= lowest[:, None]
-    return _cut_with_min_keep(candidates, parameters, keep, candidates.edge >= lowest)
+    return tokens.keep_from(sums.highest + torch.log(parameters.min_p), parameters.min_keep)
 
 
-def exclude_top_choices(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def exclude_top_choices(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Of the tokens at or above the threshold drop all but the least likely (XTC, Weidmann 2024).
 
     Nothing is dropped where fewer than min_keep tokens would stay.
     """
     lowest = torch.log(parameters.xtc_threshold) + sums.log_total - ROUNDING
-    above = candidates.kept & (candidates.logits >= lowest[:, None])
-    num_dropped = (above.sum(-1) - 1).clamp(min=0)
-    num_dropped = torch.where(candidates.num_kept - num_dropped >= parameters.min_keep, num_dropped, 0)
-    has_rest = torch.ones_like(candidates.rest, dtype=torch.bool)
-    return _cut(candidates, candidates.ranks > num_dropped[:, None], has_rest)
+    num_dropped = (tokens.count_from(lowest) - 1).clamp(min=0)
+    return tokens.drop_first(torch.where(tokens.num_kept - num_dropped >= parameters.min_keep, num_dropped, 0))
 
 
-def keep_by_zipf(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def keep_by_zipf(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Estimate the exponent of Zipf's law and keep as many tokens as give the wanted surprise (Mirostat 1).
 
     Basu et al., "Mirostat: a neural text decoding algorithm that directly controls perplexity", ICLR 2021; as
     llama.cpp has both versions, surprise in bits.
     """
     vocab = sums.count
-    exponent = zipf_exponent(candidates.logits[:, :NUM_ESTIMATED], candidates.kept[:, :NUM_ESTIMATED])
+    exponent = zipf_exponent(*tokens.first(NUM_ESTIMATED))
     counts = torch.minimum(zipf_count(exponent, parameters.mu, vocab), vocab)
-    is_estimated = candidates.num_kept >= torch.minimum(vocab, torch.full_like(vocab, NUM_ESTIMATED))
-    return _cut(candidates, candidates.ranks <= counts[:, None], ~is_estimated | (candidates.num_kept < counts))
+    return tokens.keep_first(counts, known=torch.maximum(counts, vocab.clamp(max=NUM_ESTIMATED)))
 
 
-def keep_by_surprise(candidates: Candidates, parameters: Parameters, sums: Sums) -> Candidates:
+def keep_by_surprise(tokens: Tokens, parameters: Parameters, sums: Sums) -> Tokens:
     """Keep the tokens whose surprise is at most mu bits, and the likeliest in any case (Mirostat 2)."""
     lowest = sums.log_total - parameters.mu * log(2.0)
-    keep = (candidates.logits >= lowest[:, None]) | (candidates.ranks <= 1)
-    return _cut(candidates, keep, (candidates.edge >= lowest) | (candidates.num_kept == 0))
+    return tokens.keep_from(lowest, torch.ones_like(lowest))
 
 
 def zipf_exponent(logits: Tensor, kept: Tensor) -> Tensor:
@@ -451,32 +430,3 @@ STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
         "mirostat_2": (Stage(keep_by_surprise, lambda p: torch.isfinite(p.mu)),),
     }
 )
-
-
-def _divide(candidates: Candidates, temperature: Tensor) -> Candidates:
-    return replace(
-        candidates,
-        logits=candidates.logits / temperature[:, None],
-        edge=candidates.edge / temperature,
-        divisor=candidates.divisor * temperature,
-    )
-
-
-def _keep_first(candidates: Candidates, counts: Tensor) -> Candidates:
-    """Keep so many of the likeliest; counts: [rows] >= 1"""
-    return _cut(candidates, candidates.ranks <= counts[:, None], candidates.num_kept < counts)
-
-
-def _cut_with_min_keep(
-    candidates: Candidates, parameters: Parameters, keep: Tensor, reaches_rest: Tensor
-) -> Candidates:
-    """Keep these candidates and as many of the likeliest as `min_keep` says."""
-    keep = keep | (candidates.ranks <= parameters.min_keep[:, None])
-    return _cut(candidates, keep, reaches_rest | (candidates.num_kept < parameters.min_keep))
-
-
-def _cut(candidates: Candidates, keep: Tensor, reaches_rest: Tensor) -> Candidates:
-    """Keep only these candidates and nothing of the rest, unless it reaches there."""
-    outside = torch.where(reaches_rest, Rest.UNKNOWN, Rest.GONE)
-    rest = torch.where(candidates.rest == Rest.WHOLE, outside, candidates.rest)
-    return replace(candidates, kept=candidates.kept & keep, rest=rest)
