@@ -66,7 +66,8 @@ def walked(url: str, *, has_haproxy: bool) -> dict[str, object]:
         for _ in range(50):  # one may be open at once, and who has just been answered may count for an instant more
             with client.stream("POST", "/v1/completions", json=LONG) as held:
                 if held.status_code == 200:
-                    next(held.iter_lines())
+                    lines = held.iter_lines()  # kept: without it the connection is closed
+                    next(lines)
                     found["full"] = facts(client.post("/v1/completions", json=BODY))
                     found["health of the full"] = facts(client.get("/health"))
                     break
