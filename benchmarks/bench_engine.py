@@ -3,8 +3,8 @@
     python -m benchmarks.bench_engine --model scratch/bench/bench-0.5b [--whole] [--beside ../before]
 
 A floor is the bytes that have to be read by the bandwidth, or the operations by the rate of a large product, whichever
-is more; both are measured in the same run. With `--beside`, the code of another checkout is measured in a process of
-its own that takes turns with this one's, and its CPU and wall time are given as multiples of ours. Prints a table.
+is more; both are measured in the same run. With `--beside`, another checkout is measured by its own worker in a process
+that takes turns with this one's, and its CPU and wall time are given as multiples of ours. Prints a table.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from benchmarks.engine_cases import QUICK, RANKS, WHOLE, Case, Shape, floor_ms
 from benchmarks.figures import Figures
 
 HERE = Path(__file__).parents[1]
-WORKER = Path(__file__).with_name("engine_worker.py")
+WORKERS = ("benchmarks/engine_worker.py", "tests/bench/engine_worker.py")
+"""Where a checkout has it; until 0.2.0 benchmarks stood among tests."""
 COLUMNS = ("case", "wall_ms", "cpu_ms", "tokens_per_s", "floor_ms", "wall/floor")
 BESIDE = ("before_wall/wall", "before_cpu/cpu")
 STEPS = 12
@@ -50,8 +51,9 @@ class Worker:
             "OMP_NUM_THREADS": str(told["settings"]["threads"]),
         }  # fmt: skip
         pipe = subprocess.PIPE
+        worker = next(file for name in WORKERS if (file := tree.resolve() / name).is_file())
         self._process = subprocess.Popen(
-            [sys.executable, str(WORKER)], env=environment, stdin=pipe, stdout=pipe, text=True
+            [sys.executable, str(worker)], env=environment, stdin=pipe, stdout=pipe, text=True
         )
         self.loading = self.ask(told)
 
