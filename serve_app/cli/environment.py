@@ -154,13 +154,16 @@ def another_haproxy(base: Mapping[str, str]) -> str | None:
     return None if named == str(IN_PLACE) else named
 
 
-def environment(base: Mapping[str, str], *, has_haproxy: bool) -> dict[str, str]:
-    """Return what a local cluster's processes are started with; what the caller has set already stays."""
+def environment(base: Mapping[str, str], *, has_haproxy: bool, port: int | None = None) -> dict[str, str]:
+    """Return what a local cluster's processes are started with; what the caller has set already stays.
+
+    port: that the service itself is to listen on
+    """
     settings = (*LOCAL_SETTINGS, *cluster_settings(base, has_haproxy=has_haproxy))
-    return {each.name: each.value for each in settings} | (_free_ports() if has_haproxy else {}) | dict(base)
+    return {each.name: each.value for each in settings} | (_free_ports(port) if has_haproxy else {}) | dict(base)
 
 
-def _free_ports() -> dict[str, str]:
+def _free_ports(service: int | None) -> dict[str, str]:
     """Return a port for each of Serve's own listeners beside the service: the usual one, or one that is free.
 
     Two services on one machine must not share them. HAProxy would send a client of one to the other's fallback.
@@ -169,7 +172,7 @@ def _free_ports() -> dict[str, str]:
     with ExitStack() as held:
         for name, usual in INNER_PORTS.items():
             try:
-                server = held.enter_context(socket.create_server((LOOPBACK, usual)))
+                server = held.enter_context(socket.create_server((LOOPBACK, 0 if usual == service else usual)))
             except OSError:
                 server = held.enter_context(socket.create_server((LOOPBACK, 0)))
             ports[name] = str(server.getsockname()[1])

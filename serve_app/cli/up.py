@@ -150,7 +150,7 @@ def _start(
     """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
     words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
-    told = environment(os.environ, has_haproxy=has_haproxy) | {RUN_VARIABLE: run}
+    told = environment(os.environ, has_haproxy=has_haproxy, port=address.port) | {RUN_VARIABLE: run}
     output = writing = None
     if log is not None:
         lines, output = os.pipe()

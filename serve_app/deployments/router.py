@@ -35,6 +35,7 @@ from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
+from serve_app.router.run import RunSettings
 
 GC_THRESHOLD = (50_000, 20, 50)
 """For a crowd's open requests: Python's own threshold has the router look through all of them for seconds on end."""
@@ -148,7 +149,7 @@ class RouterReplica:
 
     def _app_for(self, settings: RouterSettings) -> ASGIApp:
         config = RouterConfig(
-            run=settings,
+            run=run_settings(settings),
             dialect=DIALECTS[settings.dialect],
             accepts_any_model=settings.accept_any_model,
         )
@@ -168,6 +169,14 @@ class RouterReplica:
             replays=self._replays,
             book=self._accounts if asks_for_keys else None,
         )
+
+
+def run_settings(settings: RouterSettings) -> RunSettings:
+    """Return the settings of runs as one plain dataclass.
+
+    `dataclasses.replace`, which a client's time limit needs, resets most fields of a class with several bases.
+    """
+    return RunSettings(**{each.name: getattr(settings, each.name) for each in fields(RunSettings)})
 
 
 def door_for(settings: RouterSettings, link: AccountsClient | None, host: str | None) -> Door:

@@ -11,7 +11,7 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.dialects import HEADER, Dialect, dialect_named
+from serve_app.api.dialects import Dialect
 from serve_app.api.error_text import shown
 from serve_app.api.responses import ResponseHead, response_headers
 from serve_app.api.sse import dump
@@ -22,6 +22,7 @@ from serve_app.http.exchange import (
     Exchange,
     as_serve_error,
     check_media_type,
+    dialect_asked,
     rate_headers,
     read_body,
     watch,
@@ -89,7 +90,7 @@ class Completions:
         A full service refuses before it reads anything, as that is when refusing is cheapest.
         """
         try:
-            exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(None)
+            exchange.dialect = dialect_asked(headers) or self._style.dialect_of(None)
             story.ticket = self._router.enter()
             story.ticket.key_id = story.identity.key_id
             check_media_type(headers)
@@ -109,7 +110,7 @@ class Completions:
         """Run the request. Raises ClientGone; every other failure is told to the client."""
 
         def choose_dialect(model: object) -> Dialect:
-            exchange.dialect = _dialect_asked(headers) or self._style.dialect_of(model)
+            exchange.dialect = dialect_asked(headers) or self._style.dialect_of(model)
             return exchange.dialect
 
         try:
@@ -150,11 +151,6 @@ class Completions:
     async def _stream(self, run: Run, renderer: Renderer, exchange: Exchange, *, story: Story) -> None:
         keep_alive_s, max_stall_s = self._settings.keep_alive_s, self._settings.max_stall_s
         await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
-
-
-def _dialect_asked(headers: Headers) -> Dialect | None:
-    name = headers.get(HEADER)
-    return None if name is None else dialect_named(name)
 
 
 NAME = "X-Request-Timeout"

@@ -35,6 +35,8 @@ from serve_app.core.log_context import about
 from serve_app.core.tenants import Meter
 from serve_app.router.quotas import Rates
 
+logger = logging.getLogger(__name__)
+
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
@@ -171,7 +173,14 @@ async def _read_pieces(receive: Receive, *, content_length: str | None, max_byte
 
 
 async def watch(receive: Receive, exchange: Exchange) -> None:
-    """Wait for the client to leave. Raises ClientGone if the response was not over by then.
+    """Wait for the client to leave. Raises ClientGone if the response was not over by then."""
+    await left(receive)
+    if not exchange.is_over:
+        raise ClientGone
+
+
+async def left(receive: Receive) -> None:
+    """Wait for the client to leave.
 
     A server may also fail to say more of a client that has left, as Ray does where it cancels the call: that is the
     same.
@@ -179,8 +188,6 @@ async def watch(receive: Receive, exchange: Exchange) -> None:
     with contextlib.suppress(Exception):
         while (await receive())["type"] != "http.disconnect":
             pass
-    if not exchange.is_over:
-        raise ClientGone
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
@@ -234,14 +241,16 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60}m{rest}s"
 
 
-logger = logging.getLogger(__name__)
+def dialect_asked(headers: Headers) -> Dialect | None:
+    """Return the dialect that the headers name, or None. Raises InvalidRequest for an unknown one."""
+    name = headers.get(HEADER)
+    return None if name is None else dialect_named(name)
 
 
 def dialect_heard(scope: Scope, default: Dialect) -> Dialect:
     """Return the dialect that the request's header names; the default if it names none that is known."""
-    name = Headers(scope=scope).get(HEADER)
     try:
-        return default if name is None else dialect_named(name)
+        return dialect_asked(Headers(scope=scope)) or default
     except InvalidRequest:
         return default
 

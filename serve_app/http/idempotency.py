@@ -16,7 +16,7 @@ from serve_app.api.dialects import HEADER
 from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity
-from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, rate_headers, read_body
+from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, left, rate_headers, read_body
 from serve_app.http.metrics import Served
 from serve_app.http.streams import in_time
 from serve_app.router.idempotency import Claim, ClaimBook, Message, Recording, Replays, Standing, fingerprint_of
@@ -146,7 +146,7 @@ class Idempotent:
     async def _has_left(self, recording: Recording, receive: Receive, send: Send, *, is_first: bool) -> bool:
         """Send what is there and what comes. Return whether the client left, or stopped reading, before the end."""
         following = asyncio.ensure_future(self._is_unread(recording, send, is_first=is_first))
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(left(receive))
         try:
             await asyncio.wait({following, leaving}, return_when=asyncio.FIRST_COMPLETED)
             return following.result() if following.done() else True
@@ -187,10 +187,3 @@ async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | 
                 return
     finally:
         book.leave(claim)
-
-
-async def _left(receive: Receive) -> None:
-    """Wait for the client to leave; a server may also raise an error instead of saying so."""
-    with contextlib.suppress(Exception):
-        while (await receive())["type"] != "http.disconnect":
-            pass

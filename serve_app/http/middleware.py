@@ -20,7 +20,7 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 class FailuresAsJson:
-    """ASGI middleware that every request passes.
+    """ASGI middleware that gives every request an id, and turns every failure into a JSON error in its dialect.
 
     The id is the client's own `x-request-id` where that is well formed.
     dialect: of requests that name none
@@ -71,7 +71,7 @@ REFUSED = {
 
 
 class HeaderGate:
-    """ASGI middleware that raises InvalidRequest where such a header is present."""
+    """ASGI middleware that raises InvalidRequest where a header of `REFUSED` is present."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -167,8 +167,7 @@ class Upgrades:
 
     uvicorn's parser in C (httptools) ends a request after its headers where `Connection: Upgrade` is among them, as
     curl --http2 and Java's HttpClient send it: the application gets an empty body, and what follows on the connection
-    is no request. Behind any other parser, and behind our own protocol (see `declined_upgrades`), the body is there and
-    nothing is refused.
+    is no request. Behind any other parser the body is there, and nothing is refused.
     """
 
     def __init__(self, app: ASGIApp) -> None:

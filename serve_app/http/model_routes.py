@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.dialects import HEADER, Dialect, dialect_named
 from serve_app.api.explanation import explanation_body
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
@@ -20,7 +19,7 @@ from serve_app.api.tokenize import detokenized, parse_apply_template, parse_deto
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Amount
-from serve_app.http.exchange import ClientGone, body_of, rate_headers
+from serve_app.http.exchange import ClientGone, body_of, dialect_asked, rate_headers
 from serve_app.http.routes import route
 from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.router import Router
@@ -103,8 +102,7 @@ def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, m
 
     async def explain(request: Request) -> Response:
         members = read_json_object(await body_of(request, max_bytes=max_body_bytes), max_depth=limits.max_depth)
-        asked = request.headers.get(HEADER)
-        dialect: Dialect = router.dialect_of(members.get("model")) if asked is None else dialect_named(asked)
+        dialect = dialect_asked(request.headers) or router.dialect_of(members.get("model"))
         if members.get("messages") is not None:
             chat = read_request(CHAT, members, limits, dialect=dialect)
             body = explanation_body(chat, members, CHAT.table, await explainer.explain(chat), limits=explainer.limits)

@@ -15,8 +15,10 @@ from serve_app.core.log_context import REQUEST_IDS
 
 
 class Lines(logging.Formatter):
-    """Both have time in UTC, level, logger and message; `request_id`, or `request_ids` where there are several; and the
-    traceback, if there is one. Guarded, as `guard` says.
+    """Formats a line of the log, guarded as `GuardedFormatter` does, with its time in UTC and its requests.
+
+    Text and JSON have time, level, logger and message; `request_id`, or `request_ids` where there are several; and the
+    traceback, if there is one.
 
     speaks_json: asked for every line, as Serve may be told otherwise while it runs
     """

@@ -367,12 +367,12 @@ class Admission:
         )
 
     def _book(self, gate: Gate, flow: str) -> Appointments:
-        accounting = gate.appointments
-        if flow not in accounting:
-            if len(accounting) >= MAX_BOOKS:
-                del accounting[next(iter(accounting))]
-            accounting[flow] = Appointments(max_s=MAX_RETRY_S, clock=self._clock, jitter=self._jitter)
-        return accounting[flow]
+        books = gate.appointments
+        if flow not in books:
+            if len(books) >= MAX_BOOKS:
+                del books[next(iter(books))]
+            books[flow] = Appointments(max_s=MAX_RETRY_S, clock=self._clock, jitter=self._jitter)
+        return books[flow]
 
     def _why(self, reason: Reason) -> str:
         match reason:

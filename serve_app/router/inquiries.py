@@ -1,4 +1,4 @@
-"""What is asked of models beside completions: tokens of a text, text of tokens, properties, adapters."""
+"""What is asked of models beside completions: tokens of a text, text of tokens, properties, explanations."""
 
 from __future__ import annotations
 

@@ -20,6 +20,14 @@ from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.router.room import Room
 
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Receive = Callable[[Delta], None]
+"""Takes the deltas of a request."""
+Tell = Callable[[str, Sequence[str]], Awaitable[None]]
+"""A call of a backend that names a router and its requests."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
@@ -202,13 +210,6 @@ class ReplicaLink:
             self._reader.cancel()
 
 
-logger = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
-Tell = Callable[[str, Sequence[str]], Awaitable[None]]
-"""A call of a backend that names a router and its requests."""
-
-
 class Calls:
     """Tasks have an empty context and are owned here: the cancellation of a client's request reaches no call half made.
 
@@ -343,10 +344,6 @@ class Calls:
 def replica_lost(reason: str) -> ReplicaLost:
     """reason: what became of the replica, as a verb"""
     return ReplicaLost(f"The replica that computed the request {reason}.")
-
-
-Receive = Callable[[Delta], None]
-"""Takes the deltas of a request."""
 
 
 @dataclass(slots=True)

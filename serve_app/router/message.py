@@ -157,7 +157,7 @@ def thoughts_for(template: str, reasoning_parser: ReasoningParserName | None = N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """What a piece of text adds to either."""
+    """What a piece of text adds to what is thought and to what is said."""
 
     reasoning: str = ""
     content: str = ""
@@ -173,7 +173,9 @@ class _Place(Enum):
 
 
 class ReasoningSplitter:
-    """White space around either part is left out, and a piece is shown as soon as it cannot be part of a mark.
+    """Divides a text, as it comes, into what is thought and what is said.
+
+    White space around either part is left out, and a piece is shown as soon as it cannot be part of a mark.
 
     before: what stands before the text
     """

@@ -109,7 +109,9 @@ RETRY_S = 2
 
 
 class KeyCache:
-    """grace_s: what was heard last is good for so long; then nobody is let in
+    """Holds the directory that a router heard of last, and identifies keys by it.
+
+    grace_s: what was heard last is good for so long; then nobody is let in
 
     Times called `heard_at` and `at` are of one monotonic clock, in seconds.
     """

@@ -34,8 +34,7 @@ from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
 from serve_app.tenants.declaration import is_name
 from serve_app.tenants.errors import TenancyError
-from serve_app.tenants.lending import period_of
-from serve_app.tenants.tables import FORGOTTEN, counted, creating, replicas, rows
+from serve_app.tenants.lending import DAY_S, period_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class LedgerStore:
         self._adding = functools.cache(self._adding_to)
         self._putting = functools.cache(self._putting_into)
         self._heard: dict[str, str] = {}  # the day by replica, as it was written
-        with creating(engine):
+        with tables.creating(engine):
             pass  # whatever is not there is made
 
     def record(
@@ -330,7 +329,6 @@ def _is_mix(adapter: str) -> bool:
     return "*" in adapter or "+" in adapter
 
 
-DAY_S = 86_400.0
 BATCH = 5_000
 """Rows of one transaction, so that whoever writes beside it waits for a moment alone."""
 
@@ -355,28 +353,34 @@ def prune(engine: Engine, *, now: float, days: int) -> int:
 
 
 def _remove_some(engine: Engine, before: str) -> int:
-    old = select(rows.c.id).where(rows.c.day < before).limit(BATCH)
+    old = select(tables.rows.c.id).where(tables.rows.c.day < before).limit(BATCH)
     with engine.begin() as connection:
-        return connection.execute(delete(rows).where(rows.c.id.in_(old.scalar_subquery()))).rowcount
+        return connection.execute(delete(tables.rows).where(tables.rows.c.id.in_(old.scalar_subquery()))).rowcount
 
 
 def _note_replicas(engine: Engine, today: str) -> None:
     """Those that an earlier version wrote down without the day were heard of today."""
-    unknown = counted.c.replica_id.not_in(select(replicas.c.replica_id))
-    found = select(counted.c.replica_id, literal(today)).where(unknown).distinct()
+    unknown = tables.counted.c.replica_id.not_in(select(tables.replicas.c.replica_id))
+    found = select(tables.counted.c.replica_id, literal(today)).where(unknown).distinct()
     with engine.begin() as connection:
-        connection.execute(replicas.insert().from_select(["replica_id", "day"], found))
+        connection.execute(tables.replicas.insert().from_select(["replica_id", "day"], found))
 
 
 def _forget_one(engine: Engine, before: str) -> bool:
     """Whether there was one. That it was is kept: should it speak again, nothing is counted twice."""
-    gone = select(replicas.c.replica_id).where(replicas.c.day < before, replicas.c.day != FORGOTTEN).limit(1)
+    gone = (
+        select(tables.replicas.c.replica_id)
+        .where(tables.replicas.c.day < before, tables.replicas.c.day != tables.FORGOTTEN)
+        .limit(1)
+    )
     with engine.begin() as connection:
         replica_id = connection.execute(gone).scalar()
         if replica_id is None:
             return False
-        connection.execute(delete(counted).where(counted.c.replica_id == replica_id))
-        connection.execute(update(replicas).where(replicas.c.replica_id == replica_id).values(day=FORGOTTEN))
+        connection.execute(delete(tables.counted).where(tables.counted.c.replica_id == replica_id))
+        connection.execute(
+            update(tables.replicas).where(tables.replicas.c.replica_id == replica_id).values(day=tables.FORGOTTEN)
+        )
     return True
 
 

@@ -70,3 +70,8 @@ def test_a_shell_reads_what_env_prints(
     assert {name: seen[name] for name in seen if name in wanted} == {
         name: value for name, value in wanted.items() if name not in own
     }, "one that other machines join must not bind its ports to loopback"
+
+
+def test_a_service_on_a_usual_inner_port_has_it_for_itself() -> None:
+    for name, usual in INNER_PORTS.items():
+        assert environment({}, has_haproxy=True, port=usual)[name] != str(usual)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from serve_app.api.limits import WireLimits
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.deployments.router import run_settings
 from serve_app.engine.config import EngineConfig
 
 OF_THE_CARD = (
@@ -50,6 +51,12 @@ def test_unknown_settings_are_refused_at_every_level() -> None:
         RouterSettings.model_validate({"limits": {"max_prompt": 1}})
     with pytest.raises(ValidationError):
         RouterSettings.model_validate({"alias": {}})
+
+
+def test_a_clients_time_limit_leaves_what_the_operator_set_for_slow_readers() -> None:
+    settings = RouterSettings.model_validate({"slow_reader": "abort", "max_pending_events": 7})
+    limited = replace(run_settings(settings), timeout_s=1.5)
+    assert (limited.timeout_s, limited.slow_reader, limited.max_pending_events) == (1.5, "abort", 7)
 
 
 @pytest.mark.parametrize("origin", ["*", "https://app.example.org", "http://127.0.0.1:3000"])
