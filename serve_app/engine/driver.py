@@ -1,4 +1,7 @@
-"""The driver: runs the engine in a thread of its own and passes commands and deltas between threads."""
+"""The driver runs the engine in a thread of its own and passes commands and deltas between threads.
+
+`ReplicaEngine` is the engine with its driver, as a replica calls it.
+"""
 
 from __future__ import annotations
 
