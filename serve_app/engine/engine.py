@@ -194,7 +194,7 @@ class Engine:
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
         note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
-        note_given_up(self._scheduler.clear(), self._accounts)
+        self._scheduler.clear()
         self._steps.discard()
         self._unsampled.clear()
 
