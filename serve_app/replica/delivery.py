@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined
+from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined_by_sequence
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
@@ -124,10 +124,7 @@ class Outbox:
 
     def _join(self) -> None:
         """Join the deltas of each sequence. The next time is when as many again have come."""
-        by_sequence: dict[tuple[str, int], list[Delta]] = {}
-        for delta in self._deltas:
-            by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
-        self._deltas = [joined(deltas) for deltas in by_sequence.values()]
+        self._deltas = joined_by_sequence(self._deltas)
         self.num_bytes = sum(map(_size, self._deltas))
         self._joins_at = max(self._max_deltas, 2 * len(self._deltas))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from serve_app.core.delta import Delta, joined
+from serve_app.core.delta import Delta, joined_by_sequence
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer, StepMasks
 from serve_app.engine.sampling.sampler import Begun, Sampler
@@ -82,7 +82,7 @@ class Verifier:
             sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))
             deltas += self._output.commit(batch, sampled)
             guessed = [each for each, _ in follows]
-        return _one_each(deltas)
+        return joined_by_sequence(deltas)
 
 
 def known_span(guessed: Span) -> Span | None:
@@ -110,10 +110,3 @@ def _rows(guessed: Guessed, span: Span) -> list[int]:
     """Return the rows of its scored positions, then of its last if that is sampled; as in any batch."""
     first = guessed.row + span.start - (guessed.span.end - 1)
     return [*range(first, first + span.scores), *([first + span.length - 1] if span.samples else [])]
-
-
-def _one_each(deltas: Items[Delta]) -> list[Delta]:
-    by_sequence: dict[tuple[str, int], list[Delta]] = {}
-    for delta in deltas:
-        by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
-    return [joined(each) for each in by_sequence.values()]
