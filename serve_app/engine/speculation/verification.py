@@ -66,7 +66,7 @@ class Verifier:
         if not all(standing):
             stays = [number for number, stands in enumerate(standing) if stands]
             batch, sampled = Batch(tuple(batch.spans[at] for at in stays)), [sampled[at] for at in stays]
-        guessed = [Guessed(span, row) for span, row in _with_drafts(batch)]
+        guessed = _guessed(batch)
         for each in guessed:
             self.num_drafted += len(each.span.draft)
             each.span.sequence.spent.num_drafted += len(each.span.draft)
@@ -102,8 +102,9 @@ def known_span(guessed: Span) -> Span | None:
     return Span(sequence, start, length, samples=length == len(missing), scores=scores) if length else None
 
 
-def _with_drafts(batch: Batch) -> list[tuple[Span, int]]:
-    return [(span, row + span.scores) for span, row in zip(batch.spans, batch.first_rows, strict=True) if span.draft]
+def _guessed(batch: Batch) -> list[Guessed]:
+    rows = zip(batch.spans, batch.first_rows, strict=True)
+    return [Guessed(span, row + span.scores) for span, row in rows if span.draft]
 
 
 def _rows(guessed: Guessed, span: Span) -> list[int]:
