@@ -37,7 +37,7 @@ class Preparation:
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
     marks:     how prompts name images; None for a model of text
-    length:    what bounds a prompt before it is cut into tokens
+    length:    bounds a prompt before it is cut into tokens; let it check each request before `prepare`
     """
 
     def __init__(
@@ -59,18 +59,6 @@ class Preparation:
         self._model_name = model_name
         self._max_model_len = max_model_len
         self._marks = marks
-
-    @property
-    def max_chars(self) -> int:
-        """Return the longest text that is tokenized although it may not fit."""
-        return self.length.max_chars
-
-    def check_length(self, request: GenerationRequest) -> None:
-        """Refuse by its length a prompt that cannot fit. Call it before `prepare`, on any thread.
-
-        Raises ContextOverflow.
-        """
-        self.length.check(request)
 
     def prepare(
         self, request: GenerationRequest, compiled: Compiled | None = None, images: Items[EncodedImage] = ()
@@ -111,7 +99,7 @@ class Preparation:
         sent = request.prediction
         if not sent:
             return ()
-        token_ids = self._tokenizer.encode_inside(sent[: self.max_chars]) if isinstance(sent, str) else sent
+        token_ids = self._tokenizer.encode_inside(sent[: self.length.max_chars]) if isinstance(sent, str) else sent
         return token_ids[: self._max_model_len]
 
     def _read(self, request: GenerationRequest, images: Items[EncodedImage]) -> ReadPrompt:
