@@ -22,6 +22,7 @@ class Guesser:
 
     prediction: tokens that the client expects; they count as if they stood before the prompt
     trust:      how often its guesses came true
+    num_matched: tokens before the guess that are those before its source, at least
     """
 
     def __init__(self, prediction: Items[int], trust: Trust) -> None:
@@ -31,12 +32,7 @@ class Guesser:
         self._num_taken = 0
         self._ngrams = [Ngrams(size) for size in SIZES]
         self._follows: int | None = None  # the place of the token that is guessed to come next
-        self._num_matched = 0
-
-    @property
-    def num_matched(self) -> int:
-        """How many tokens before the guess are those before its source, at least."""
-        return self._num_matched
+        self.num_matched = 0
 
     @property
     def is_prediction(self) -> bool:
@@ -49,7 +45,7 @@ class Guesser:
             self._tokens.extend(token_ids[:prompt_length])
             self._num_taken = prompt_length
             if self._num_predicted:
-                self._follows, self._num_matched = 0, PREDICTED
+                self._follows, self.num_matched = 0, PREDICTED
             else:
                 self._look()
         for token_id in token_ids[self._num_taken :]:
@@ -70,7 +66,7 @@ class Guesser:
     def _take(self, token_id: int) -> None:
         if self._follows is not None:
             is_hit = self._tokens[self._follows] == token_id
-            self.trust.note(level_of(self._num_matched), is_hit=is_hit)
+            self.trust.note(level_of(self.num_matched), is_hit=is_hit)
             self._go_on(is_hit=is_hit)
         self._tokens.append(token_id)
         self._look()
@@ -78,22 +74,22 @@ class Guesser:
     def _go_on(self, *, is_hit: bool) -> None:
         """Follow by one token; behind one that differs it may still go on as before, which is believed once."""
         assert self._follows is not None, "nothing is followed"
-        if not is_hit and self._num_matched == 0:
+        if not is_hit and self.num_matched == 0:
             self._follows = None
             return
         ends_prediction = self._follows + 1 == self._num_predicted
         self._follows = None if ends_prediction else self._follows + 1
-        self._num_matched = self._num_matched + 1 if is_hit and not ends_prediction else 0
+        self.num_matched = self.num_matched + 1 if is_hit and not ends_prediction else 0
 
     def _look(self) -> None:
         """Follow what matches more of the end than what is followed now; then the end can be found, too."""
         for ngrams in self._ngrams:
             ngrams.add(self._tokens, len(self._tokens) - 1)
         for ngrams in self._ngrams:
-            if ngrams.size <= self._num_matched:
+            if ngrams.size <= self.num_matched:
                 return
             if (found := ngrams.find(self._tokens)) is not None:
-                self._follows, self._num_matched = found, ngrams.size
+                self._follows, self.num_matched = found, ngrams.size
                 return
 
 
