@@ -18,6 +18,8 @@ LEAST_BUDGET, MOST_BUDGET = 1e-9, 1e12
 EVERYTHING = "*"
 NOTHING = "(?!)"
 """A pattern that matches no text."""
+NANO = 1_000_000_000
+"""Costs are whole billionths of the currency, so that sums are exact."""
 
 
 class Scope(StrEnum):
@@ -149,10 +151,6 @@ def _run_of(part: str) -> str:
     if not rest:
         return first
     return first + "".join(f"(?>[^:]*?{each})" for each in rest[:-1]) + f"[^:]*{rest[-1]}"
-
-
-NANO = 1_000_000_000
-"""Costs are whole billionths of the currency, so that sums are exact."""
 
 
 class Meter(StrEnum):

@@ -17,6 +17,11 @@ from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
 
+# Of a text longer than this many characters per token of the context, the beginning is counted first. What stands
+# behind a place in a text changes the tokens before it only nearby; half of them is more than it ever takes back.
+HEAD_CHARS_PER_TOKEN = 16
+HEAD_MARGIN = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
@@ -203,12 +208,6 @@ class Preparation:
         words = self._tokenizer.encode_behind([way for word in texts.bad_words for way in (word, " " + word.lstrip())])
         bad_words = (*sampling.bad_words, *dict.fromkeys(words))
         return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), bad_words=bad_words, dry=dry)
-
-
-# Of a text longer than this many characters per token of the context, the beginning is counted first. What stands
-# behind a place in a text changes the tokens before it only nearby; half of them is more than it ever takes back.
-HEAD_CHARS_PER_TOKEN = 16
-HEAD_MARGIN = 2
 
 
 def check_heads(request: GenerationRequest, tokenizer: TextTokenizer, length: PromptLength) -> None:

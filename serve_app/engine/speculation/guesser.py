@@ -15,6 +15,19 @@ SIZES = (5, 3, 2)
 """Of the runs that are looked for, the longest first; what goes on matching is followed and not looked for again."""
 PREDICTED = 8
 """A prediction's beginning counts as a match of so many tokens."""
+FIRST_CHANCES = (0.3, 0.3, 0.3, 0.5, 0.7, 0.8)
+"""By level, before anything was seen: what prompts of prose and code gave, rounded down."""
+FIRST_WEIGHT = 8.0
+SHARED_WEIGHT = 4.0
+"""How many guesses of its own outweigh what all sequences before a sequence have told."""
+MEMORY = 0.9
+SHARED_MEMORY = 0.995
+FACTOR = 0x2C1B3C6D  # below 2**31, so that a torch product of it with 32 bits keeps to 63
+LOW = 0xFFFFFFFF
+LEAST_SLOTS = 256
+MOST_SLOTS = 1 << 17
+"""Half a mebibyte; of a longer list, what was seen long ago is forgotten as newer tokens take its slots."""
+SLOTS_PER_TOKEN = 2
 
 
 class Guesser:
@@ -93,15 +106,6 @@ class Guesser:
                 return
 
 
-FIRST_CHANCES = (0.3, 0.3, 0.3, 0.5, 0.7, 0.8)
-"""By level, before anything was seen: what prompts of prose and code gave, rounded down."""
-FIRST_WEIGHT = 8.0
-SHARED_WEIGHT = 4.0
-"""How many guesses of its own outweigh what all sequences before a sequence have told."""
-MEMORY = 0.9
-SHARED_MEMORY = 0.995
-
-
 def level_of(num_matched: int) -> int:
     """Return the level by powers of two: 0, 1, 2 to 3, 4 to 7, 8 to 15, and more."""
     return min(num_matched.bit_length(), len(FIRST_CHANCES) - 1)
@@ -143,14 +147,6 @@ class Trust:
         if self._shared is None:
             return FIRST_CHANCES[level], FIRST_WEIGHT
         return self._shared.chance(level), SHARED_WEIGHT
-
-
-FACTOR = 0x2C1B3C6D  # below 2**31, so that a torch product of it with 32 bits keeps to 63
-LOW = 0xFFFFFFFF
-LEAST_SLOTS = 256
-MOST_SLOTS = 1 << 17
-"""Half a mebibyte; of a longer list, what was seen long ago is forgotten as newer tokens take its slots."""
-SLOTS_PER_TOKEN = 2
 
 
 class Ngrams:
