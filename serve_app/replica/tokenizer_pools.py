@@ -31,6 +31,7 @@ HEADROOM = 4
 """Room that is asked for, of long texts: so many times what they take, so that some is left for shorter ones."""
 RETRY_S = 5
 MAX_WAITING = 32
+"""Calls of `Tokenizations`, the one that runs included."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -22,7 +22,8 @@ SHARED_WEIGHT = 4.0
 """How many guesses of its own outweigh what all sequences before a sequence have told."""
 MEMORY = 0.9
 SHARED_MEMORY = 0.995
-FACTOR = 0x2C1B3C6D  # below 2**31, so that a torch product of it with 32 bits keeps to 63
+"""What a further guess leaves of the counts before it: of a sequence's, and of all sequences'."""
+FACTOR = 0x2C1B3C6D  # of the hash of a run; below 2**31, so that a torch product of it with 32 bits keeps to 63
 LOW = 0xFFFFFFFF
 LEAST_SLOTS = 256
 MOST_SLOTS = 1 << 17
