@@ -96,7 +96,7 @@ class Engine:
 
     @property
     def niceness(self) -> int:
-        """Of the thread that steps it: where it computes the steps, and does not only launch them."""
+        """Return the niceness of the thread that steps; 0 where it only launches work on a device."""
         return self.config.niceness if self.model.device.type == "cpu" else 0
 
     @property
