@@ -19,6 +19,16 @@ from serve_app.core.tools import ReasoningParserName, ToolParserName
 DEFAULT_CHARS_PER_TOKEN = 32
 DEFAULT_MIN_CHARS = 1_000_000
 
+ToolPrompt = Literal["template", "prompt", "ignore", "refuse"]
+OtherSampling = Literal[
+    "dynamic_temperature", "mirostat", "logit_bias", "allowed_token_ids", "bad_words", "sampler_order"
+]  # fmt: skip
+SamplingKind = SamplerName | OtherSampling
+"""A sampler, or another way to decide which token is drawn; `sampler_order` is any order but the usual one."""
+AdapterKind = Literal["plain", "scaled", "mixed"]
+"""One adapter as it was trained, one with a scale that the client chose, several at once."""
+RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptLength:
@@ -85,17 +95,6 @@ class PromptLength:
     def _too_long(self, request: GenerationRequest, num_chars: int, most: int, why: str) -> ContextOverflow:
         found = f"has {num_chars} characters, of which at most {most} {why}"
         return self.overflow(request, found, {"n_prompt_chars": num_chars, "max_prompt_chars": most})
-
-
-ToolPrompt = Literal["template", "prompt", "ignore", "refuse"]
-OtherSampling = Literal[
-    "dynamic_temperature", "mirostat", "logit_bias", "allowed_token_ids", "bad_words", "sampler_order"
-]  # fmt: skip
-SamplingKind = SamplerName | OtherSampling
-"""A sampler, or another way to decide which token is drawn; `sampler_order` is any order but the usual one."""
-AdapterKind = Literal["plain", "scaled", "mixed"]
-"""One adapter as it was trained, one with a scale that the client chose, several at once."""
-RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

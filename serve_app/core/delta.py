@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
@@ -205,3 +205,11 @@ def joined(deltas: Sequence[Delta]) -> Delta:
         logprobs=tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
         prompt=next((delta.prompt for delta in deltas if delta.prompt is not None), None),
     )
+
+
+def joined_by_sequence(deltas: Iterable[Delta]) -> list[Delta]:
+    """Return one delta for each sequence among these, in the order in which the sequences first come."""
+    by_sequence: dict[tuple[str, int], list[Delta]] = {}
+    for delta in deltas:
+        by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
+    return [joined(each) for each in by_sequence.values()]

@@ -19,6 +19,14 @@ CLIENT_LEFT = 499
 
 OTHER_MIXES = "*"
 """The adapter name in a day's sums for all adapter mixes without a line of their own."""
+DIMENSIONS = ("tenant", "model", "adapter", "key_id", "day")
+"""By which usage is asked for."""
+SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices", "engine_ns", "cost")
+"""What is added up."""
+NANO_PER_TOKEN = 1000
+"""A price of 1 per million tokens is so many billionths per token."""
+REST = "*"
+"""Stands for all flows that are not reported by name; no flow has this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +104,6 @@ class Row:
     status: int = 200
 
 
-DIMENSIONS = ("tenant", "model", "adapter", "key_id", "day")
-"""By which usage is asked for."""
-SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices", "engine_ns", "cost")
-"""What is added up."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageLine:
     """by: what was asked for by, in that order;  sums: by the names of SUMS"""
@@ -134,10 +136,6 @@ class Ledger(Protocol):
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         """Return what was used, one line for each combination of what is asked for."""
         ...
-
-
-NANO_PER_TOKEN = 1000
-"""A price of 1 per million tokens is so many billionths per token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +171,6 @@ class Prices:
         if adapter is not None and f"{base}:{adapter}" in self.by_model:
             return self.by_model[f"{base}:{adapter}"]
         return self.by_model.get(base) or self.by_model.get("*", FREE)
-
-
-REST = "*"
-"""Stands for all flows that are not reported by name; no flow has this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

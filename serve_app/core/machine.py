@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """Folder that contains the package."""
 
 SHARE = 0.01
+"""Of the time, that throttled work takes at most."""
 
 logger = logging.getLogger(__name__)
 

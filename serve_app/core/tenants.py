@@ -18,6 +18,8 @@ LEAST_BUDGET, MOST_BUDGET = 1e-9, 1e12
 EVERYTHING = "*"
 NOTHING = "(?!)"
 """A pattern that matches no text."""
+NANO = 1_000_000_000
+"""Costs are whole billionths of the currency, so that sums are exact."""
 
 
 class Scope(StrEnum):
@@ -137,24 +139,6 @@ NOBODY = Identity(tenant=Tenant(name="nobody", rights=Rights(())), scopes=frozen
 """A client without a key, on routes that need none, if the service asks for keys."""
 
 
-def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern for any of these; a search takes time linear in their lengths, whatever they look like."""
-    ways = [":".join(map(_run_of, pattern.split(":"))) for pattern in patterns]
-    return re.compile("|".join(ways) if ways else NOTHING)
-
-
-def _run_of(part: str) -> str:
-    """Return the expression of one part; text between two stars matches its first occurrence, without backtracking."""
-    first, *rest = map(re.escape, part.split("*"))
-    if not rest:
-        return first
-    return first + "".join(f"(?>[^:]*?{each})" for each in rest[:-1]) + f"[^:]*{rest[-1]}"
-
-
-NANO = 1_000_000_000
-"""Costs are whole billionths of the currency, so that sums are exact."""
-
-
 class Meter(StrEnum):
     """One limit of a tenant, by the name that it is configured with."""
 
@@ -262,3 +246,17 @@ def bounds_of(limits: Limits) -> Mapping[Meter, int]:
         if limit is not None:
             bounds[meter] = round(limit * NANO) if meter.is_budget else int(limit)
     return bounds
+
+
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern for any of these; a search takes time linear in their lengths, whatever they look like."""
+    ways = [":".join(map(_run_of, pattern.split(":"))) for pattern in patterns]
+    return re.compile("|".join(ways) if ways else NOTHING)
+
+
+def _run_of(part: str) -> str:
+    """Return the expression of one part; text between two stars matches its first occurrence, without backtracking."""
+    first, *rest = map(re.escape, part.split("*"))
+    if not rest:
+        return first
+    return first + "".join(f"(?>[^:]*?{each})" for each in rest[:-1]) + f"[^:]*{rest[-1]}"

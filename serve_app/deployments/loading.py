@@ -101,27 +101,29 @@ def load_replica(
 
 
 def default_sampling_of(args: ModelArgs, folder: Path) -> DefaultSampling:
-    """What requests to the model sample with, where they do not say it. folder: where the model lies"""
+    """Return the sampling parameters for requests that leave them out. folder: the model's"""
     return read_default_sampling(folder) if args.default_sampling == "model" else DefaultSampling()
 
 
 def tool_prompt_of(args: ModelArgs) -> ToolPrompt:
-    """What becomes of tools that no template shows. A default text would change the prompt of a model whose form is
-    known, and which was trained without that text."""
+    """Return what to do with tools that the model's template does not show.
+
+    If the form of its calls is known, "auto" leaves them out: the model was trained without our default text.
+    """
     if args.tools_without_template == "auto":
         return "prompt" if args.tool_parser is None else "ignore"
     return args.tools_without_template
 
 
 def embedding_form_of(args: ModelArgs, folder: Path) -> EmbeddingForm | None:
-    """How the model embeds texts; None where it does not. folder: where it lies"""
+    """Return how the model embeds texts; None if it does not. folder: the model's"""
     if args.pooling is None:
         return None
     return read_embedding_form(folder) if args.pooling == "auto" else EmbeddingForm(pooling=args.pooling)
 
 
 def engine_config(args: ModelArgs, folder: Path) -> EngineConfig:
-    """What of the arguments is the engine's. folder: where the model lies"""
+    """Return the arguments that are the engine's. folder: the model's"""
     from serve_app.engine.config import EngineConfig
 
     settings = args.model_dump(include={field.name for field in fields(EngineConfig)})
@@ -129,10 +131,10 @@ def engine_config(args: ModelArgs, folder: Path) -> EngineConfig:
 
 
 def exempt_what_is_loaded() -> None:
-    """Never again look whether what exists now has become unreachable; for a process that keeps it until its end.
+    """Exempt every object that exists now from garbage collection, until the process ends.
 
-    Libraries, model and tokenizer are some 400 000 objects. To look through them takes a third of a second, in which no
-    thread runs, and is done again whenever a quarter as many new objects have become old.
+    Libraries, model and tokenizer are some 400 000 objects. A collection of all of them stops every thread for a third
+    of a second, and Python repeats it whenever a quarter as many new objects have become old.
     """
     gc.collect()
     gc.freeze()
@@ -140,10 +142,10 @@ def exempt_what_is_loaded() -> None:
 
 @contextmanager
 def resting() -> Iterator[None]:
-    """Within it nothing is looked through, in any thread: for loading, which makes much and drops little in circles.
+    """Switch garbage collection off inside, in every thread. Loading makes many objects and drops few in cycles.
 
-    Libraries, model and tokenizer are looked through a dozen times while they grow, a tenth of the time that importing
-    them takes.
+    Otherwise Python collects a dozen times while libraries, model and tokenizer grow, which takes a tenth of the time
+    that importing them takes.
     """
     gc.disable()
     try:

@@ -49,8 +49,9 @@ LoadService = Callable[[str], Service]
 
 
 async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
-    """The answer, or the refusal that came instead. What nobody foresaw is told to our own log, not to Serve's, which
-    would write down its message, and with it what a client sent.
+    """Return the answer, or the refusal that came instead.
+
+    Any other exception goes to our own log. Serve's log would contain its message, and with it what a client sent.
     """
     try:
         return await answer

@@ -1,4 +1,7 @@
-"""The driver: runs the engine in a thread of its own and passes commands and deltas between threads."""
+"""The driver runs the engine in a thread of its own and passes commands and deltas between threads.
+
+`ReplicaEngine` is the engine with its driver, as a replica calls it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.record import RecordBounds, record_card
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.output.output import SILENCE_S, Period
+from serve_app.engine.output.output import PERIOD_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.encoder import image_card, make_encoder
 from serve_app.engine.vision.images import place_images
@@ -44,6 +47,8 @@ MAX_FAILURES_IN_A_ROW = 20
 MAX_BACKOFF_S = 0.05
 STALLED_S = 0.05
 """An engine that waits for something sleeps so long until it looks again, unless it is nudged."""
+SILENCE_S = 2 * PERIOD_S
+"""For so long routers are told nothing of what is spent unless there is something else to tell."""
 
 
 class Driver:

@@ -96,7 +96,7 @@ class Engine:
 
     @property
     def niceness(self) -> int:
-        """Of the thread that steps it: where it computes the steps, and does not only launch them."""
+        """Return the niceness of the thread that steps; 0 where it only launches work on a device."""
         return self.config.niceness if self.model.device.type == "cpu" else 0
 
     @property
@@ -194,7 +194,7 @@ class Engine:
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
         note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
-        note_given_up(self._scheduler.clear(), self._accounts)
+        self._scheduler.clear()
         self._steps.discard()
         self._unsampled.clear()
 

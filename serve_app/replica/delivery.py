@@ -9,15 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined
+from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined_by_sequence
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
 from serve_app.replica.requests import OpenRequests
+
+logger = logging.getLogger(__name__)
+
+# What Python takes for these, about; the text of tokens is shared by all that mention them.
+DELTA_BYTES = 200
+LOGPROB_BYTES = 150
+ID_BYTES = 8
 
 
 class Leases:
@@ -49,12 +56,6 @@ class Leases:
         return silent
 
 
-# What Python takes for these, about; the text of tokens is shared by all that mention them.
-DELTA_BYTES = 200
-LOGPROB_BYTES = 150
-ID_BYTES = 8
-
-
 class Outbox:
     """Buffers the deltas for one router, without a timer.
 
@@ -80,7 +81,7 @@ class Outbox:
     def num_deltas(self) -> int:
         return len(self._deltas)
 
-    def put(self, deltas: Sequence[Delta], load: Load) -> None:
+    def put(self, deltas: Items[Delta], load: Load) -> None:
         self._deltas += deltas
         self._load = load
         self._spent.update((each.flow, each) for each in load.spent)
@@ -124,31 +125,9 @@ class Outbox:
 
     def _join(self) -> None:
         """Join the deltas of each sequence. The next time is when as many again have come."""
-        by_sequence: dict[tuple[str, int], list[Delta]] = {}
-        for delta in self._deltas:
-            by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
-        self._deltas = [joined(deltas) for deltas in by_sequence.values()]
+        self._deltas = joined_by_sequence(self._deltas)
         self.num_bytes = sum(map(_size, self._deltas))
         self._joins_at = max(self._max_deltas, 2 * len(self._deltas))
-
-
-def _size(delta: Delta) -> int:
-    num_bytes = DELTA_BYTES + len(delta.text) + ID_BYTES * len(delta.token_ids) + _size_of_logprobs(delta.logprobs)
-    if delta.recording is not None:
-        num_bytes += delta.recording.num_bytes
-    return num_bytes + (_size_of_report(delta.prompt) if delta.prompt is not None else 0)
-
-
-def _size_of_report(report: PromptReport) -> int:
-    num_bytes = len(report.text or "") + ID_BYTES * len(report.token_ids or ())
-    return num_bytes + _size_of_logprobs(report.logprobs or ()) + _size_of_logprobs(report.whole_logprobs or ())
-
-
-def _size_of_logprobs(logprobs: Iterable[TokenLogprob]) -> int:
-    return sum(LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)
-
-
-logger = logging.getLogger(__name__)
 
 
 class Delivery:
@@ -242,3 +221,19 @@ class Delivery:
         lost = self._open_requests.samples_of(mine) | {(delta.request_id, delta.sample) for delta in outbox.drop()}
         self._end(mine)
         outbox.put([Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(lost)], load)
+
+
+def _size(delta: Delta) -> int:
+    num_bytes = DELTA_BYTES + len(delta.text) + ID_BYTES * len(delta.token_ids) + _size_of_logprobs(delta.logprobs)
+    if delta.recording is not None:
+        num_bytes += delta.recording.num_bytes
+    return num_bytes + (_size_of_report(delta.prompt) if delta.prompt is not None else 0)
+
+
+def _size_of_report(report: PromptReport) -> int:
+    num_bytes = len(report.text or "") + ID_BYTES * len(report.token_ids or ())
+    return num_bytes + _size_of_logprobs(report.logprobs or ()) + _size_of_logprobs(report.whole_logprobs or ())
+
+
+def _size_of_logprobs(logprobs: Iterable[TokenLogprob]) -> int:
+    return sum(LOGPROB_BYTES * (1 + len(entry.top)) for entry in logprobs)

@@ -1,6 +1,6 @@
 """The engine as a replica sees it: what it is asked, and the value that a prepared request is. No torch.
 
-`serve_app.engine.engine.ReplicaEngine` is ours. Another engine needs these calls and a card with its capabilities.
+`serve_app.engine.driver.ReplicaEngine` is ours. Another engine needs these calls and a card with its capabilities.
 """
 
 from __future__ import annotations

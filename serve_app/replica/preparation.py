@@ -17,6 +17,11 @@ from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
 from serve_app.text.tokenizer import TextTokenizer
 
+# Of a text longer than this many characters per token of the context, the beginning is counted first. What stands
+# behind a place in a text changes the tokens before it only nearby; half of them is more than it ever takes back.
+HEAD_CHARS_PER_TOKEN = 16
+HEAD_MARGIN = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPrompt:
@@ -37,7 +42,7 @@ class Preparation:
 
     max_chars: of texts whose length the vocabulary does not bound; None is a bound by the context
     marks:     how prompts name images; None for a model of text
-    length:    what bounds a prompt before it is cut into tokens
+    length:    bounds a prompt before it is cut into tokens; let it check each request before `prepare`
     """
 
     def __init__(
@@ -59,18 +64,6 @@ class Preparation:
         self._model_name = model_name
         self._max_model_len = max_model_len
         self._marks = marks
-
-    @property
-    def max_chars(self) -> int:
-        """Return the longest text that is tokenized although it may not fit."""
-        return self.length.max_chars
-
-    def check_length(self, request: GenerationRequest) -> None:
-        """Refuse by its length a prompt that cannot fit. Call it before `prepare`, on any thread.
-
-        Raises ContextOverflow.
-        """
-        self.length.check(request)
 
     def prepare(
         self, request: GenerationRequest, compiled: Compiled | None = None, images: Items[EncodedImage] = ()
@@ -111,7 +104,7 @@ class Preparation:
         sent = request.prediction
         if not sent:
             return ()
-        token_ids = self._tokenizer.encode_inside(sent[: self.max_chars]) if isinstance(sent, str) else sent
+        token_ids = self._tokenizer.encode_inside(sent[: self.length.max_chars]) if isinstance(sent, str) else sent
         return token_ids[: self._max_model_len]
 
     def _read(self, request: GenerationRequest, images: Items[EncodedImage]) -> ReadPrompt:
@@ -215,12 +208,6 @@ class Preparation:
         words = self._tokenizer.encode_behind([way for word in texts.bad_words for way in (word, " " + word.lstrip())])
         bad_words = (*sampling.bad_words, *dict.fromkeys(words))
         return replace(sampling, logit_bias=(*sampling.logit_bias, *biased), bad_words=bad_words, dry=dry)
-
-
-# Of a text longer than this many characters per token of the context, the beginning is counted first. What stands
-# behind a place in a text changes the tokens before it only nearby; half of them is more than it ever takes back.
-HEAD_CHARS_PER_TOKEN = 16
-HEAD_MARGIN = 2
 
 
 def check_heads(request: GenerationRequest, tokenizer: TextTokenizer, length: PromptLength) -> None:

@@ -80,7 +80,7 @@ class ModelService:
         )
         self._template = template_of(card, tokenizer)
         self._card = replace(card, tool_prompt="template") if self._template.shows_tools() else card
-        max_chars = self._preparation.max_chars
+        max_chars = self._preparation.length.max_chars
         self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._delivery = Delivery(
@@ -159,7 +159,7 @@ class ModelService:
         self._open.check_room(requests)
         for request in requests:
             self._check_adapter(request)
-            self._preparation.check_length(request)  # of a conversation, which has no text yet, later
+            self._preparation.length.check(request)  # of a conversation, which has no text yet, later
         self._leases.hear(router_id)
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
@@ -207,7 +207,7 @@ class ModelService:
         rendering = await self._template.render(request.conversation)
         prompt = placed(request.conversation, rendering, self._marks)
         request = replace(request, prompt=prompt, conversation=None)
-        self._preparation.check_length(request)
+        self._preparation.length.check(request)
         return request
 
     def _prepare(

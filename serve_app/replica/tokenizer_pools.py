@@ -23,6 +23,15 @@ from serve_app.text.tokenizer import TextTokenizer
 
 OLDEST_EVERY = 4
 """Every fourth time a flow's oldest work is next, not its shortest. So nothing waits for ever."""
+Result = TypeVar("Result")
+POOLS = ((LONG_TEXT, 2), (524_288, 1), (None, 1))
+"""Characters and ids of all prompts together, at most, and threads. Long work is bounded to a thread, whoever sends it,
+and takes what steps leave of a core."""
+HEADROOM = 4
+"""Room that is asked for, of long texts: so many times what they take, so that some is left for shorter ones."""
+RETRY_S = 5
+MAX_WAITING = 32
+"""Calls of `Tokenizations`, the one that runs included."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -125,16 +134,6 @@ class TextQueue:
         self._given = {flow: each for flow, each in self._given.items() if flow in self._flows or each > self._level}
 
 
-Result = TypeVar("Result")
-
-POOLS = ((LONG_TEXT, 2), (524_288, 1), (None, 1))
-"""Characters and ids of all prompts together, at most, and threads. Long work is bounded to a thread, whoever sends it,
-and takes what steps leave of a core."""
-HEADROOM = 4
-"""Room that is asked for, of long texts: so many times what they take, so that some is left for shorter ones."""
-RETRY_S = 5
-
-
 class TokenizerPool:
     """One pool of threads. Each thread that is free does the work whose turn it is then."""
 
@@ -227,9 +226,6 @@ class TokenizerPools:
 
 def _share(requests: Items[GenerationRequest]) -> Share:
     return requests[0].share if requests else Share()
-
-
-MAX_WAITING = 32
 
 
 class Tokenizations:

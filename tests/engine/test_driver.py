@@ -15,8 +15,7 @@ from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import MAX_NAMED
 from serve_app.core.request import GenerationRequest
-from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, STALL_S, Driver, OpenSequences
-from serve_app.engine.output.output import SILENCE_S
+from serve_app.engine.driver import MAX_FAILURES_IN_A_ROW, SILENCE_S, STALL_S, Driver, OpenSequences
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO

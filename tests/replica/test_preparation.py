@@ -56,7 +56,7 @@ def preparation(tokenizer: TextTokenizer, *, max_chars: int | None = None) -> Pr
 
 def prepared(preparation: Preparation, request: GenerationRequest) -> PreparedRequest:
     """As the service does it: the length first."""
-    preparation.check_length(request)
+    preparation.length.check(request)
     return preparation.prepare(request)
 
 

@@ -37,7 +37,7 @@ def asked(infill: Infill | None, prompt: str = "a", **changes: object) -> Genera
 
 
 def prepared(wanted: GenerationRequest) -> PreparedRequest:
-    PREPARATION.check_length(wanted)
+    PREPARATION.length.check(wanted)
     return PREPARATION.prepare(wanted)
 
 
@@ -53,7 +53,7 @@ def prepared(wanted: GenerationRequest) -> PreparedRequest:
 def test_each_text_of_a_gap_is_bounded_before_it_is_cut(infill: Infill) -> None:
     for context in (ContextParams(), ContextParams(truncates_prompt=True)):
         with pytest.raises(ContextOverflow, match=r"has 400000[12] characters, of which at most"):
-            PREPARATION.check_length(asked(infill, context=context))
+            PREPARATION.length.check(asked(infill, context=context))
 
 
 def test_a_long_suffix_is_counted_from_its_beginning() -> None:

@@ -62,7 +62,6 @@ class Slots:
         self._staging: dict[str, Future[Callable[[], None] | None]] = {}
         self._failed: dict[str, str] = {}
         self.num_loads = 0
-        self.num_changes = 0  # of which versions are here and ready
 
     def can_acquire(self, model: ModelRef) -> bool:
         """Whether `acquire` would succeed now."""
@@ -143,7 +142,6 @@ class Slots:
         if self._vacate is not None:
             self._vacate(slot)
         self.num_loads += 1
-        self.num_changes += 1
         self._slot_of[version] = slot
         future = self._executor.submit(self._load, slot, version)
         self._staging[version] = future
@@ -158,7 +156,6 @@ class Slots:
 
     def _settle(self, version: str, future: Future[Callable[[], None] | None]) -> None:
         error = future.exception()
-        self.num_changes += 1
         if error is None:
             swap_in = future.result()
             if swap_in is not None:
@@ -173,5 +170,4 @@ class Slots:
         """Give the slot of a version that failed back once nobody holds it, so that a later request tries anew."""
         if version in self._failed and version not in self._pins:
             del self._failed[version]
-            self.num_changes += 1
             self._free.append(self._slot_of.pop(version))

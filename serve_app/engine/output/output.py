@@ -28,8 +28,6 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 0.2
 """Less than a person waits for a number on a console, and a score of steps of a small model."""
-SILENCE_S = 2 * PERIOD_S
-"""For so long routers are told nothing of what is spent unless there is something else to tell."""
 
 
 class Output:

@@ -15,6 +15,20 @@ SIZES = (5, 3, 2)
 """Of the runs that are looked for, the longest first; what goes on matching is followed and not looked for again."""
 PREDICTED = 8
 """A prediction's beginning counts as a match of so many tokens."""
+FIRST_CHANCES = (0.3, 0.3, 0.3, 0.5, 0.7, 0.8)
+"""By level, before anything was seen: what prompts of prose and code gave, rounded down."""
+FIRST_WEIGHT = 8.0
+SHARED_WEIGHT = 4.0
+"""How many guesses of its own outweigh what all sequences before a sequence have told."""
+MEMORY = 0.9
+SHARED_MEMORY = 0.995
+"""What a further guess leaves of the counts before it: of a sequence's, and of all sequences'."""
+FACTOR = 0x2C1B3C6D  # of the hash of a run; below 2**31, so that a torch product of it with 32 bits keeps to 63
+LOW = 0xFFFFFFFF
+LEAST_SLOTS = 256
+MOST_SLOTS = 1 << 17
+"""Half a mebibyte; of a longer list, what was seen long ago is forgotten as newer tokens take its slots."""
+SLOTS_PER_TOKEN = 2
 
 
 class Guesser:
@@ -22,6 +36,7 @@ class Guesser:
 
     prediction: tokens that the client expects; they count as if they stood before the prompt
     trust:      how often its guesses came true
+    num_matched: tokens before the guess that are those before its source, at least
     """
 
     def __init__(self, prediction: Items[int], trust: Trust) -> None:
@@ -31,12 +46,7 @@ class Guesser:
         self._num_taken = 0
         self._ngrams = [Ngrams(size) for size in SIZES]
         self._follows: int | None = None  # the place of the token that is guessed to come next
-        self._num_matched = 0
-
-    @property
-    def num_matched(self) -> int:
-        """How many tokens before the guess are those before its source, at least."""
-        return self._num_matched
+        self.num_matched = 0
 
     @property
     def is_prediction(self) -> bool:
@@ -49,7 +59,7 @@ class Guesser:
             self._tokens.extend(token_ids[:prompt_length])
             self._num_taken = prompt_length
             if self._num_predicted:
-                self._follows, self._num_matched = 0, PREDICTED
+                self._follows, self.num_matched = 0, PREDICTED
             else:
                 self._look()
         for token_id in token_ids[self._num_taken :]:
@@ -70,7 +80,7 @@ class Guesser:
     def _take(self, token_id: int) -> None:
         if self._follows is not None:
             is_hit = self._tokens[self._follows] == token_id
-            self.trust.note(level_of(self._num_matched), is_hit=is_hit)
+            self.trust.note(level_of(self.num_matched), is_hit=is_hit)
             self._go_on(is_hit=is_hit)
         self._tokens.append(token_id)
         self._look()
@@ -78,32 +88,23 @@ class Guesser:
     def _go_on(self, *, is_hit: bool) -> None:
         """Follow by one token; behind one that differs it may still go on as before, which is believed once."""
         assert self._follows is not None, "nothing is followed"
-        if not is_hit and self._num_matched == 0:
+        if not is_hit and self.num_matched == 0:
             self._follows = None
             return
         ends_prediction = self._follows + 1 == self._num_predicted
         self._follows = None if ends_prediction else self._follows + 1
-        self._num_matched = self._num_matched + 1 if is_hit and not ends_prediction else 0
+        self.num_matched = self.num_matched + 1 if is_hit and not ends_prediction else 0
 
     def _look(self) -> None:
         """Follow what matches more of the end than what is followed now; then the end can be found, too."""
         for ngrams in self._ngrams:
             ngrams.add(self._tokens, len(self._tokens) - 1)
         for ngrams in self._ngrams:
-            if ngrams.size <= self._num_matched:
+            if ngrams.size <= self.num_matched:
                 return
             if (found := ngrams.find(self._tokens)) is not None:
-                self._follows, self._num_matched = found, ngrams.size
+                self._follows, self.num_matched = found, ngrams.size
                 return
-
-
-FIRST_CHANCES = (0.3, 0.3, 0.3, 0.5, 0.7, 0.8)
-"""By level, before anything was seen: what prompts of prose and code gave, rounded down."""
-FIRST_WEIGHT = 8.0
-SHARED_WEIGHT = 4.0
-"""How many guesses of its own outweigh what all sequences before a sequence have told."""
-MEMORY = 0.9
-SHARED_MEMORY = 0.995
 
 
 def level_of(num_matched: int) -> int:
@@ -147,14 +148,6 @@ class Trust:
         if self._shared is None:
             return FIRST_CHANCES[level], FIRST_WEIGHT
         return self._shared.chance(level), SHARED_WEIGHT
-
-
-FACTOR = 0x2C1B3C6D  # below 2**31, so that a torch product of it with 32 bits keeps to 63
-LOW = 0xFFFFFFFF
-LEAST_SLOTS = 256
-MOST_SLOTS = 1 << 17
-"""Half a mebibyte; of a longer list, what was seen long ago is forgotten as newer tokens take its slots."""
-SLOTS_PER_TOKEN = 2
 
 
 class Ngrams:

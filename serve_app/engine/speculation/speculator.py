@@ -19,6 +19,14 @@ LEAST_GAIN = 1.05
 """What a step with guesses has to promise over one without; less is lost in what cannot be foreseen."""
 MOST_LOSS = 1.1
 """How many times as long a sequence may wait for a token because of what is guessed for others."""
+FIRST_SHARE = 0.1
+"""Of a sequence's share of a step, what one guess is taken to cost before any was measured."""
+RISE, FALL = 0.2, 0.5
+"""How far an estimate follows a measurement; what is dearer than thought is often somebody else's work."""
+FADING = 0.998
+"""Where guesses are too dear they are not measured; after hundreds of steps the price is asked again."""
+PLAIN_EVERY = 32
+"""So many steps with guesses are followed by one without, so that what they are compared with is not out of date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,16 +134,6 @@ class Speculator:
         if not length or not room.reserve(span.sequence, span.sequence.num_tokens + length):
             return span
         return replace(span, draft=drafts[name][:length])
-
-
-FIRST_SHARE = 0.1
-"""Of a sequence's share of a step, what one guess is taken to cost before any was measured."""
-RISE, FALL = 0.2, 0.5
-"""How far an estimate follows a measurement; what is dearer than thought is often somebody else's work."""
-FADING = 0.998
-"""Where guesses are too dear they are not measured; after hundreds of steps the price is asked again."""
-PLAIN_EVERY = 32
-"""So many steps with guesses are followed by one without, so that what they are compared with is not out of date."""
 
 
 class StepCosts:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from serve_app.core.delta import Delta, joined
+from serve_app.core.delta import Delta, joined_by_sequence
 from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer, StepMasks
 from serve_app.engine.sampling.sampler import Begun, Sampler
@@ -66,7 +66,7 @@ class Verifier:
         if not all(standing):
             stays = [number for number, stands in enumerate(standing) if stands]
             batch, sampled = Batch(tuple(batch.spans[at] for at in stays)), [sampled[at] for at in stays]
-        guessed = [Guessed(span, row) for span, row in _with_drafts(batch)]
+        guessed = _guessed(batch)
         for each in guessed:
             self.num_drafted += len(each.span.draft)
             each.span.sequence.spent.num_drafted += len(each.span.draft)
@@ -82,7 +82,7 @@ class Verifier:
             sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))
             deltas += self._output.commit(batch, sampled)
             guessed = [each for each, _ in follows]
-        return _one_each(deltas)
+        return joined_by_sequence(deltas)
 
 
 def known_span(guessed: Span) -> Span | None:
@@ -102,18 +102,12 @@ def known_span(guessed: Span) -> Span | None:
     return Span(sequence, start, length, samples=length == len(missing), scores=scores) if length else None
 
 
-def _with_drafts(batch: Batch) -> list[tuple[Span, int]]:
-    return [(span, row + span.scores) for span, row in zip(batch.spans, batch.first_rows, strict=True) if span.draft]
+def _guessed(batch: Batch) -> list[Guessed]:
+    rows = zip(batch.spans, batch.first_rows, strict=True)
+    return [Guessed(span, row + span.scores) for span, row in rows if span.draft]
 
 
 def _rows(guessed: Guessed, span: Span) -> list[int]:
     """Return the rows of its scored positions, then of its last if that is sampled; as in any batch."""
     first = guessed.row + span.start - (guessed.span.end - 1)
     return [*range(first, first + span.scores), *([first + span.length - 1] if span.samples else [])]
-
-
-def _one_each(deltas: Items[Delta]) -> list[Delta]:
-    by_sequence: dict[tuple[str, int], list[Delta]] = {}
-    for delta in deltas:
-        by_sequence.setdefault((delta.request_id, delta.sample), []).append(delta)
-    return [joined(each) for each in by_sequence.values()]

@@ -25,12 +25,10 @@ class Cut:
 
     along:  which of the two is cut
     ranges: what the shard has of it, one behind the other
-    size:   of the whole
     """
 
     along: Literal["outputs", "inputs"]
     ranges: tuple[Range, ...]
-    size: int
 
     @property
     def part_size(self) -> int:
@@ -54,10 +52,6 @@ class Cut:
         if self.along == "outputs":
             return (self.part_size, *shape[1:])
         return shape if len(shape) == 1 else (shape[0], self.part_size)
-
-    def whole_of(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the whole weight of a part."""
-        return (self.size, shape[1]) if self.along == "outputs" else (shape[0], self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +106,14 @@ class Division:
         width, key_width = self.heads * self.head_dim, self.key_heads * self.head_dim
         match kind:
             case "q_proj":
-                return Cut(along="outputs", ranges=(queries,), size=width)
+                return Cut(along="outputs", ranges=(queries,))
             case "k_proj" | "v_proj":
-                return Cut(along="outputs", ranges=(keys,), size=key_width)
+                return Cut(along="outputs", ranges=(keys,))
             case "qkv_proj":
                 ranges = (queries, _moved(keys, width), _moved(keys, width + key_width))
-                return Cut(along="outputs", ranges=ranges, size=width + 2 * key_width)
+                return Cut(along="outputs", ranges=ranges)
             case "o_proj":
-                return Cut(along="inputs", ranges=(queries,), size=width)
+                return Cut(along="inputs", ranges=(queries,))
             case _:
                 return None
 
@@ -128,11 +122,11 @@ class Division:
         own = (self.number * size, (self.number + 1) * size)
         match kind:
             case "gate_proj" | "up_proj":
-                return Cut(along="outputs", ranges=(own,), size=self.inner)
+                return Cut(along="outputs", ranges=(own,))
             case "gate_up_proj":
-                return Cut(along="outputs", ranges=(own, _moved(own, self.inner)), size=2 * self.inner)
+                return Cut(along="outputs", ranges=(own, _moved(own, self.inner)))
             case "down_proj":
-                return Cut(along="inputs", ranges=(own,), size=self.inner)
+                return Cut(along="inputs", ranges=(own,))
             case _:
                 return None
 

@@ -32,6 +32,10 @@ from serve_app.engine.tensor_parallel.collectives import Collectives
 from serve_app.engine.tensor_parallel.division import Division
 
 Method: TypeAlias = Literal["bring", "copy", "claim", "keep", "vacate", "discard"]
+TIMEOUT_S = 120.0
+"""How long a sum waits for a shard; as long as the driver lets a step take."""
+WORKER = "serve_app.engine.tensor_parallel.worker"
+END_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +118,6 @@ def unpacked(data: bytes) -> dict[str, LowRank]:
     tensors = load(data)
     names = [name.removeprefix("up ") for name in tensors if name.startswith("up ")]
     return {name: LowRank(down=tensors[f"down {name}"], up=tensors[f"up {name}"]) for name in names}
-
-
-TIMEOUT_S = 120.0
-"""How long a sum waits for a shard; as long as the driver lets a step take."""
-WORKER = "serve_app.engine.tensor_parallel.worker"
-END_S = 10.0
 
 
 class Workers:

@@ -20,6 +20,10 @@ from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.vision.images import DecodedImage, ImageEmbeddings
 from serve_app.engine.vision.tower import VisionTower
 
+RETRY_S = 5
+Encoded = Mapping[str, tuple[ImageEmbeddings, ...]]
+"""The images of each request by its id."""
+
 
 class ImageCache:
     """Keeps encoded images within a budget of bytes. Threads may share it.
@@ -65,12 +69,6 @@ class ImageCache:
         assert key is not None, "there are bytes of none"
         _, oldest = self._kept.pop(key)
         self.num_bytes -= oldest.num_bytes
-
-
-RETRY_S = 5
-
-Encoded = Mapping[str, tuple[ImageEmbeddings, ...]]
-"""The images of each request by its id."""
 
 
 class VisionEncoder:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from serve_app.engine.vision.support import Inputs
 
+MAX_NAME = (1 << 62) - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodedImage:
@@ -47,9 +49,6 @@ class ImageEmbeddings:
     @property
     def num_bytes(self) -> int:
         return self.rows.numel() * self.rows.itemsize
-
-
-MAX_NAME = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,28 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.vision.images import DecodedImage, ImageEmbeddings
 from serve_app.engine.vision.support import Inputs, VisionSupport
 
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+ANIMATED = frozenset({"PNG", "GIF", "WEBP"})
+MAX_RATIO = 200
+"""Of the longer side to the shorter: what a model makes of a longer strip is larger than the strip, or nothing."""
+MAX_SCANS = 40
+"""Of a JPEG: each is a pass over all of its pixels, and takes a few bytes. Writers of progressive files use ten."""
+MAX_REASON_CHARS = 120
+SCAN = b"\xff\xda"
+BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    IndexError,
+    KeyError,
+    EOFError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
+"""What the library raises where a file is not what it says."""
+
 
 class VisionTower:
     """What sees, with a configuration of its own; nothing of it is a part of the model any more.
@@ -111,29 +133,6 @@ def take_out(module: PreTrainedModel, vision: VisionSupport) -> PreTrainedModel:
             each.config = deepcopy(config, known)
     tower.set_attn_implementation({"vision_config": "sdpa"})
     return tower
-
-
-FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
-ANIMATED = frozenset({"PNG", "GIF", "WEBP"})
-MAX_RATIO = 200
-"""Of the longer side to the shorter: what a model makes of a longer strip is larger than the strip, or nothing."""
-MAX_SCANS = 40
-"""Of a JPEG: each is a pass over all of its pixels, and takes a few bytes. Writers of progressive files use ten."""
-MAX_REASON_CHARS = 120
-SCAN = b"\xff\xda"
-BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    EOFError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-)
-"""What the library raises where a file is not what it says."""
 
 
 def open_image(image: Image, *, max_pixels: int) -> PIL.Image.Image:
