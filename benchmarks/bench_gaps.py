@@ -45,7 +45,7 @@ from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest, SamplingParams, StopParams
 from serve_app.core.shares import Share
 from serve_app.deployments.loading import exempt_what_is_loaded, load_replica
-from serve_app.engine import engine as engine_module
+from serve_app.engine import driver
 from serve_app.engine.config import EngineConfig
 from serve_app.replica.service import ModelService
 
@@ -270,9 +270,9 @@ def load(options: argparse.Namespace, scratch: Path) -> tuple[ModelService, Watc
     )  # fmt: skip
     if options.stretch is not None:
         config = replace(config, max_step_stretch=options.stretch)
-    engine_module.Engine = WatchedEngine  # type: ignore[misc]
+    driver.Engine = WatchedEngine  # type: ignore[misc]
     service = load_replica(config, records, replica_id="r1")
-    assert isinstance(service.engine, engine_module.ReplicaEngine)
+    assert isinstance(service.engine, driver.ReplicaEngine)
     engine = service.engine.core
     assert isinstance(engine, WatchedEngine)
     vocab = min(256, engine.model.vocab_size)

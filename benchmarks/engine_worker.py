@@ -26,7 +26,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.decoder.step import pack
 from serve_app.engine.scheduler.pace import Pace
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.replica.service import vocabulary_of
 from tests.engine.harness import GREEDY, make_engine, request, sequences
 
@@ -51,9 +51,9 @@ class FillingRunner(Runner):
 
     is_filling = False
 
-    def forward(self, batch: Any) -> Tensor:
+    def forward(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
         if not FillingRunner.is_filling:
-            return super().forward(batch)
+            return super().forward(batch, token_ids)
         device = self._model.device
         step = pack(batch, self._storage).step(self._storage, device=device)
         tokens, dtype = len(step.token_ids), next(self._model.module.parameters()).dtype

@@ -31,8 +31,6 @@ CROWDED = 0.4
 of one of two cores in others' use staying awake took 0.84 to 0.94 of the time, with a half of it 1.07 to 1.15."""
 ROOMY = 0.3
 
-_asleep = threading.Event()
-
 CpuTimes = Callable[[], tuple[float, float]]
 
 
@@ -94,7 +92,6 @@ class Wakefulness:
         if self._library is None or not 2 <= num_threads <= self._num_cpus:
             return
         if os.environ.get("GOMP_SPINCOUNT", "0") == "0":
-            _asleep.set()
             return
         self._num_threads = num_threads
         self.rest(is_crowded=True)
@@ -110,11 +107,9 @@ class Wakefulness:
         """Have threads wait asleep or awake from now on."""
         if is_crowded and self._team is None and self._library is not None:
             self._team = Team(self._library, self._num_cpus - self._num_threads + 2)  # with the step's, one too many
-            _asleep.set()
         elif not is_crowded and self._team is not None:
             self._team.end()
             self._team = None
-            _asleep.clear()
 
     def _watch(self) -> None:
         before = (time.monotonic(), *self._times())
@@ -132,12 +127,6 @@ class Wakefulness:
         if self._watcher is not None:
             self._watcher.join()
         self.rest(is_crowded=False)
-        _asleep.clear()
-
-
-def are_asleep() -> bool:
-    """Whether a step's other threads have to be woken for each of its parts."""
-    return _asleep.is_set()
 
 
 def compute_alone() -> None:

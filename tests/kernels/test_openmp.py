@@ -18,7 +18,6 @@ from serve_app.kernels.openmp import (
     LOOK_S,
     ROOMY,
     Wakefulness,
-    are_asleep,
     compute_alone,
     cpu_times,
     libgomp,
@@ -62,12 +61,10 @@ def test_a_crowd_adds_a_team_that_ends_with_it() -> None:
     before = num_threads()
     wakefulness.rest(is_crowded=True)
     assert wakefulness.is_asleep
-    assert are_asleep()
     assert num_threads() >= before + NUM_CPUS
     wakefulness.rest(is_crowded=True)  # which changes nothing
     wakefulness.rest(is_crowded=False)
     assert not wakefulness.is_asleep
-    assert not are_asleep()
     assert wait_until(lambda: num_threads() <= before)
     wakefulness.close()
 
@@ -148,10 +145,8 @@ def test_where_there_is_nothing_to_choose_nothing_begins(
     wakefulness = Wakefulness(Times(4.0))
     wakefulness.start(threads)
     assert not wakefulness.is_asleep
-    assert are_asleep() == (threads == NUM_CPUS > 1), "they sleep at once, as they were told"
     assert num_threads() <= before
     wakefulness.close()
-    assert not are_asleep()
 
 
 def test_a_thread_that_computes_alone_has_no_team() -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+logger = logging.getLogger(__name__)
+
 # <malloc.h> of glibc
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
@@ -130,8 +132,6 @@ class FilePages:
         madvise = ctypes.CDLL(None).madvise
         return bool(madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED) == 0)
 
-
-logger = logging.getLogger(__name__)
 
 MADV_COLLAPSE = 25
 """Of Linux 6.1: now, and whatever size the pages have by now."""

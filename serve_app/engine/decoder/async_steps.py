@@ -127,8 +127,9 @@ class AsyncSteps:
         self._next = None
 
     def _going_on(self, step: LaunchedStep) -> list[tuple[int, Span]]:
-        """Return the spans, with their rows, that can be computed further with nothing but their next token. Return
-        none if the scheduler might do anything else than go on with all.
+        """Return the spans, with their rows, that can be computed further with nothing but their next token.
+
+        Return none if the scheduler might do anything else than go on with all.
         """
         scheduler, spans = self._scheduler, step.batch.spans
         if len(scheduler.waiting) or len(scheduler.running) != len(spans) or step.begun.others:

@@ -18,6 +18,8 @@ from serve_app.engine.kv.storage import Reading
 from serve_app.engine.lora.plan import ShelfRows, ShelfTiles
 from serve_app.engine.lora.pool import AdapterBank, Standing
 
+logger = logging.getLogger(__name__)
+
 FIRST_TOKENS = 4096
 """Which a table has room for at first; every time that is too little it is twice as wide."""
 
@@ -144,8 +146,6 @@ def _lay(own: Tensor, each: ShelfRows) -> None:
     own[1, : len(each.factors)] = torch.tensor(each.factors, dtype=torch.float32).view(torch.int32)
     own[2:, : len(each.tiles)] = torch.tensor(each.tiles, dtype=torch.int32).T
 
-
-logger = logging.getLogger(__name__)
 
 Replay: TypeAlias = Callable[[], Tensor]
 Capture: TypeAlias = Callable[[Callable[[], Tensor]], Replay]

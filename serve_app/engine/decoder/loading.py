@@ -296,8 +296,10 @@ def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
 
 
 def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Kernels:
-    """Whose kernels serve: another's than torch's only where the model computes the same with them. Raises
-    ModelNotSupported."""
+    """Return whose kernels serve: another's than torch's only if the model computes the same with them.
+
+    Raises ModelNotSupported.
+    """
     device = module.device
     for kernels in choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type)):
         if kernels == "torch":

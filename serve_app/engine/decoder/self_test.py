@@ -26,6 +26,8 @@ from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.tensor_parallel.collectives import Collectives
 from serve_app.kernels.interface import Kernels
 
+logger = logging.getLogger(__name__)
+
 Arguments = tuple[Any, ...]
 
 
@@ -349,9 +351,6 @@ class _Recorder:
             raise Unfit(f"only layers {sorted(self._places)} use AttentionInterface")
         moved = {number: place for number, place in self._places.items() if number != place}
         return KeyValueShape(layers=tuple(self._layers), places=moved, readers=frozenset(self._readers))
-
-
-logger = logging.getLogger(__name__)
 
 
 def settle(module: PreTrainedModel, witness: Witness, *, sums: Collectives | None = None) -> Scorings | None:

@@ -1,35 +1,31 @@
-"""Attention plans for lanes on a CPU: a kernel of our own for short spans, torch for long prompts."""
+"""Attention plans for lanes on a CPU: our own kernel for short spans, torch for long prompts and shared prefixes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.attention import attend
-from serve_app.engine.kv.storage import AttentionPlan, Group, Reading, Scoring, Storage
+from serve_app.engine.decoder.attention import GroupedPlan, attend
+from serve_app.engine.kv.storage import CALL_POSITIONS, AttentionPlan, Group, Reading, Scoring, Storage
 from serve_app.kernels.forms import Row
 from serve_app.kernels.interface import attention_of_rows
 
 if TYPE_CHECKING:
     from serve_app.kernels.cpu.rows import RowsKernel, Table
 
-
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-
-import torch
-
-from serve_app.engine.decoder.attention import GroupedPlan
-from serve_app.engine.kv.storage import CALL_POSITIONS
-
 SHORT = 8
 """Queries of one sequence in a step that are the kernel's whatever they see: a token and the guesses behind it."""
+LEAST_GAIN = 4 * CALL_POSITIONS
+"""Positions that must not be read again for one more product and one merge to pay (measured on CPUs, two rows and more
+at 14 heads over 2 and at 4 over 4)."""
 
 
 class Lanes(Storage, Protocol):
-    """A storage where the positions of a sequence lie one behind the other, in whole blocks."""
+    """A storage where the positions of a sequence lie one behind the other, in whole blocks, and are read uncopied."""
 
     block_size: int
 
@@ -38,7 +34,11 @@ class Lanes(Storage, Protocol):
         ...
 
     def first_position(self, place: int) -> int:
-        """Of a place's lane among all."""
+        """Return the position, among those of all lanes, at which a place's lane begins."""
+        ...
+
+    def read_place(self, layer: int, place: int, num_keys: int) -> tuple[Tensor, Tensor]:
+        """Return one layer's first keys and values of a place, each [keys, heads, dim]."""
         ...
 
 
@@ -141,11 +141,6 @@ def _in_common(storage: Lanes, readings: Sequence[Reading], stretch: int) -> lis
     return found
 
 
-LEAST_GAIN = 4 * CALL_POSITIONS
-"""Positions that must not be read again for one more product and one merge to pay (measured on CPUs, two rows and more
-at 14 heads over 2 and at 4 over 4)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
     """Rows whose first `num_keys` positions are the same: computed of the same tokens, with the same adapters."""
@@ -167,8 +162,9 @@ def find_trunks(readings: Iterable[Reading], block_size: int) -> list[Trunk]:
 
 
 def _best(readings: Sequence[Reading], block_size: int) -> list[Trunk]:
-    """Return one shared prefix of all readings, or several longer ones of some, whichever is read less often. One block
-    is common to all.
+    """Return one shared prefix of all readings, or several longer ones of some: whichever saves more reading.
+
+    All readings have their first block in common.
     """
     num_common = _num_common(readings)
     whole = Trunk(readings=tuple(readings), num_keys=num_common * block_size)
@@ -198,14 +194,6 @@ def _num_common(readings: Sequence[Reading]) -> int:
     return low
 
 
-class LaneReader(Storage, Protocol):
-    """A storage where any stretch of a place's keys and values can be read without a copy."""
-
-    def read_place(self, layer: int, place: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """One layer's first keys and values of a place, each [keys, heads, dim]."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Shared:
     """A shared prefix and its rows.
@@ -226,9 +214,7 @@ class TrunkPlan:
     part of somebody's keys the layer is computed as if nobody shared anything.
     """
 
-    def __init__(
-        self, storage: LaneReader, readings: Sequence[Reading], trunks: Sequence[Trunk], places: Tensor
-    ) -> None:
+    def __init__(self, storage: Lanes, readings: Sequence[Reading], trunks: Sequence[Trunk], places: Tensor) -> None:
         self._storage = storage
         self._readings = readings
         self._places = places

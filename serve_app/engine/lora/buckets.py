@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.lora.adapter import LowRank
-from serve_app.engine.lora.plan import Adding
 
 MIN_RANK = 8
 
@@ -135,12 +133,3 @@ class Shelf:
             self.stacks[name] = self.stacks[name].resized(capacity)
         self._capacity = capacity
         self.num_changes += 1
-
-
-class Kernels(Protocol):
-    """tile_rows: rows of a tile, at most"""
-
-    tile_rows: int
-
-    def adding(self, parts: Sequence[Part]) -> Adding:
-        """What adds the changes of these linears; it keeps their stacks."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from serve_app.engine.lora.buckets import Part, Shelf, Stack
-from serve_app.engine.lora.plan import Adding, Gains, Mix, Pass, Plan, Resident, Rows, Segment, ShelfTiles
-from serve_app.kernels.forms import AdapterKernels
+from serve_app.engine.lora.plan import Gains, Mix, Pass, Plan, Resident, Rows, Segment, ShelfTiles
+from serve_app.kernels.forms import AdapterKernels, Adding
 
 MOST_ROWS_ALONE = 64
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -181,10 +181,6 @@ class ShelfTiles:
     rows: Tensor
     factors: Tensor
     tiles: Tensor
-
-
-Adding: TypeAlias = Callable[[Tensor, Tensor, Iterable[ShelfTiles]], None]
-"""Adds to rows of y [tokens, out] what their adapters make of x [tokens, in]; touches no other row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -358,7 +358,8 @@ MakeInt8Kernel = Callable[[Int8Rows], Int8Kernel]
 def divided_by_scales(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     """Return the rows in float32, scaled so that the largest number of each is `levels`, and the scales, [rows, 1].
 
-    If a row contains NaN, its scale is NaN.
+    Each row is scaled by its own largest number, so its result is the same in any company. (torch's dynamic kernels
+    scale a whole batch by its largest.) If a row contains NaN, its scale is NaN.
     """
     exact = x.float()
     scales = exact.abs().amax(1, keepdim=True).div_(levels).clamp_min_(torch.finfo(torch.float32).tiny)

@@ -74,7 +74,7 @@ EXHAUSTED = Exhausted()
 
 def is_allowed(bits: Tensor, token_id: int) -> bool:
     """Of one row's bits, [words] int32."""
-    return bool(int(bits[token_id // 32]) >> (token_id % 32) & 1)
+    return bool(int(bits[token_id // WORD_BITS]) >> (token_id % WORD_BITS) & 1)
 
 
 def restrict(logits: Tensor, bits: Tensor) -> Tensor:

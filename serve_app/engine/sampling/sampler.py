@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.host_copies import Land, Landing, sent
-from serve_app.engine.sampling.candidates import Scratch, block_maxima, likeliest, row_sums, sorted_largest, take_rows
+from serve_app.engine.sampling.candidates import Scratch, likeliest, sorted_largest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.logprobs import Scored, score
+from serve_app.engine.sampling.logprobs import Scored, log_totals, score
 from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, allowed_on, is_allowed, restrict
 from serve_app.engine.sampling.stages import next_mu
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
@@ -347,9 +347,7 @@ def score_blindly(logits: Tensor, targets: Tensor, num_top: int) -> list[Tensor]
 
     logits: [rows, vocab] float32;  targets: [rows] int64
     """
-    highest = block_maxima(logits).amax(-1)
-    weights = torch.sub(logits, highest[:, None]).exp_()
-    totals = highest.double() + torch.log(row_sums(weights))
+    totals = log_totals(logits, Scratch())
     own = logits.gather(1, targets[:, None])[:, 0] - totals
     if not num_top:
         return [own]

@@ -158,7 +158,7 @@ class Blocks:
             self.weigh(head)
         together = max(1, form.registers // 2 // form.vectors)
         if form.in_pairs:
-            emitter.repeat(INT64(0), count, 2 * together, functools.partial(self._add_pairs, begin, count, together))
+            emitter.repeat(INT64(0), count, 2 * together, functools.partial(self._add_pairs, begin, together))
             return ()
         whole = build.mul(build.sdiv(count, INT64(together)), INT64(together))
         emitter.repeat(INT64(0), whole, together, functools.partial(self._add, begin, together))
@@ -283,7 +283,7 @@ class Blocks:
         for at, vector in zip(range(0, form.dim, form.width), self._vectors(self._sums, head), strict=True):
             emitter.put(build.fmul(vector, shrunk), self._sums, head * form.dim + at)
 
-    def _add_pairs(self, begin: Value, count: Value, together: int, at: Value) -> Sequence[Value]:
+    def _add_pairs(self, begin: Value, together: int, at: Value) -> Sequence[Value]:
         """As `_add`, pairs of values, so many at once; behind the last value is none, its weight is nothing."""
         build, emitter, form = self._build, self._emit, self._form
         last = build.sub(self._num_keys, INT64(1))

@@ -29,7 +29,7 @@ WIDTH = 128
 
 
 class TritonKernels:
-    """Two launches for each linear, pass and shelf."""
+    """Two launches for each linear, pass and rank."""
 
     tile_rows = TILE_ROWS
 
