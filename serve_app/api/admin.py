@@ -9,12 +9,11 @@ from typing import get_args
 
 from serve_app.api.forms.form import Schema
 from serve_app.api.paths import AdminPath
-from serve_app.api.schemas import COUNT, INTEGER, NUMBER, STRING, array, nullable, record, reference
+from serve_app.api.schemas import COUNT, INTEGER, NUMBER, POSITIVE, STRING, array, nullable, record, reference
 from serve_app.core.ledger import DIMENSIONS
 from serve_app.core.shares import Priority
 from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Scope
 
-POSITIVE: Schema = {"type": "integer", "minimum": 1}
 COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices")
 AMOUNT: Schema = {"type": "number", "exclusiveMinimum": 0}
 BUDGET: Schema = {"type": "number", "minimum": LEAST_BUDGET, "maximum": MOST_BUDGET}

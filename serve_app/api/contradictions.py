@@ -15,7 +15,7 @@ from serve_app.api.forms.form import FLAG, Schema, Terms
 from serve_app.api.groups import Held
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS, Disposition, Fields, Renamed, form_of
-from serve_app.api.schemas import NOTHING
+from serve_app.api.schemas import NOTHING, POSITIVE
 from serve_app.core.errors import InvalidRequest
 
 ADAPTERS = ("lora_path", "lora", "adapter")
@@ -233,7 +233,6 @@ CHECKS: tuple[Callable[[Sent], None], ...] = (
 NEUTRAL: Schema = {"enum": [None, "", [], False]}
 """Of a source of any kind."""
 TRUE: Schema = {"const": True}
-POSITIVE: Schema = {"type": "integer", "minimum": 1}
 SEVERAL: Schema = {"type": "integer", "minimum": 2}
 WITHOUT_LOGPROBS: Mapping[str, Schema] = {"logprobs": {"enum": [None, False]}, "n_probs": {"enum": [None, 0, False]}}
 NO_TOOLS: Schema = {"type": "array", "maxItems": 0}

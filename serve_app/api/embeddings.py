@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import Dialect
-from serve_app.api.forms.form import FLAG, TOKEN_ID, Integer, OneOf, Parameter, Schema, Terms, Text, Value
+from serve_app.api.forms.form import FLAG, TOKEN_ID, Integer, OneOf, Parameter, Schema, Terms, Value
+from serve_app.api.forms.names import NAME
 from serve_app.api.forms.prompts import parse_prompts
 from serve_app.api.groups import Amount, Target
 from serve_app.api.limits import WireLimits
@@ -57,14 +58,10 @@ def _is_mixed(sent: object) -> bool:
     return str in kinds and bool(kinds & {int, float})
 
 
-def _max_model_chars(terms: Terms) -> int:
-    return terms.limits.max_model_chars
-
-
 EMBEDDINGS: Mapping[str, Parameter] = MappingProxyType(
     {
         "model": Parameter(
-            Text(min_chars=1, max_chars=_max_model_chars),
+            NAME,
             "A base model, an adapter as `base:adapter`, or an alias; the only one where one is served.",
         ),
         "input": Parameter(Inputs(), "What is embedded; every input of a list by itself."),

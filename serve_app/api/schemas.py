@@ -17,6 +17,7 @@ from serve_app.core.delta import FinishReason
 STRING: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}
 COUNT: Schema = {"type": "integer", "minimum": 0}
+POSITIVE: Schema = {"type": "integer", "minimum": 1}
 NUMBER: Schema = {"type": "number"}
 NOTHING: Schema = {"type": "null"}
 LEFT_OUT = ("title", "description", "default")
@@ -83,7 +84,7 @@ CHOICE = record(
         "text": STRING,
         "logprobs": nullable(derived(LegacyLogprobs)),
         "finish_reason": nullable({"enum": [reason.value for reason in FinishReason]}),
-        "matched_stop": {"anyOf": [STRING, INTEGER, {"type": "null"}]},
+        "matched_stop": nullable(STRING, INTEGER),
     },
     optional={
         "model": STRING,

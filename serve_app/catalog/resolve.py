@@ -88,7 +88,7 @@ class Catalog:
 
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
         with the longest base, an adapter's name that only one base has. In place of an adapter's name there may be a
-        mix (`catalog/resolve.py`).
+        mix, as `read_mix` reads it.
         Raises ModelNotFound, AdapterNotFound, AdapterUnusable, Forbidden for a folder outside of those where the
         model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from serve_app.check.findings import Finding, Path, Severity
+from serve_app.check.findings import Finding, Path, Severity, spelled
 from serve_app.check.haproxy import HAPROXY, is_behind_haproxy, tls_files
 from serve_app.check.ray_token import check_ray_token
 from serve_app.core.machine import is_loopback
@@ -43,7 +43,7 @@ def check_door(data: dict[str, Any], *, environment: Mapping[str, str]) -> Itera
         if written is None:
             message += f"; {UNWRITTEN}"
             severity = Severity.WARNING
-        yield Finding(path=("http_options", "host"), message=f"{message} ({_spelled(path)})", severity=severity)
+        yield Finding(path=("http_options", "host"), message=f"{message} ({spelled(path)})", severity=severity)
     if is_outside and not open_doors:
         yield Finding(path=("http_options", "host"), message=f"{host} is {SHOULD_BOUND}", severity=Severity.WARNING)
     if is_outside:
@@ -135,7 +135,3 @@ def deployments_of(application: Mapping[str, Any], name: str) -> Iterator[tuple[
     for index, deployment in enumerate(deployments if isinstance(deployments, list) else ()):
         if isinstance(deployment, dict) and deployment.get("name") == name:
             yield index, deployment
-
-
-def _spelled(path: Path) -> str:
-    return f"applications[{path[-1]}]"

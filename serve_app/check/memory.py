@@ -1,4 +1,4 @@
-"""Compares what models set aside in memory with what this machine has left."""
+"""Compares what models take, memory, CPUs and GPUs, with what this machine has."""
 
 from __future__ import annotations
 

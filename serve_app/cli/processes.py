@@ -2,6 +2,8 @@
 
 A run is told by a variable in its processes' environment. It cannot go stale as a file of process ids would, and a
 process that was given a dead one's id does not carry it.
+
+As a program it is the guard of a run, which ends what whoever started the run leaves behind.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from serve_app.core.machine import command, variables
 
 MAX_COMMAND_CHARS = 120
 POLL_S = 0.1
+GRACE_S = 15.0
+"""For the processes of a run to end by themselves, where whoever started it has died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,20 @@ def end_runs(prefix: str, *, grace_s: float = 0.0) -> int:
     return len(killed)
 
 
+def start_guard(run: str, *, grace_s: float = GRACE_S) -> subprocess.Popen[bytes]:
+    """Start a guard of the run; closing its stdin, or dying, has it look after the rest."""
+    words = command("serve_app.cli.processes", run, str(grace_s))
+    return subprocess.Popen(words, env=variables(), stdin=subprocess.PIPE, start_new_session=True)
+
+
+def main(run: str, grace_s: float) -> None:
+    """Wait for the end of stdin, then `grace_s` seconds for the run's processes to end by themselves, then end them."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_runs(run, grace_s=grace_s)
+
+
 def _signal(pid: int, number: signal.Signals) -> bool:
     try:
         psutil.Process(pid).send_signal(number)
@@ -168,23 +186,6 @@ def _environment_of(pid: int) -> dict[str, str]:
         return dict(psutil.Process(pid).environ())
     except (psutil.Error, OSError):
         return {}
-
-
-GRACE_S = 15.0
-
-
-def start_guard(run: str, *, grace_s: float = GRACE_S) -> subprocess.Popen[bytes]:
-    """Start a guard of the run; closing its stdin, or dying, has it look after the rest."""
-    words = command("serve_app.cli.processes", run, str(grace_s))
-    return subprocess.Popen(words, env=variables(), stdin=subprocess.PIPE, start_new_session=True)
-
-
-def main(run: str, grace_s: float) -> None:
-    """Wait for the end of stdin, then `grace_s` seconds for the run's processes to end by themselves, then end them."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    sys.stdin.buffer.read()
-    end_runs(run, grace_s=grace_s)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,19 @@
-"""The terminal: consoles and tables of rich, texts of models made harmless, and JSON for programs."""
+"""The terminal: consoles and tables of rich, texts of models made harmless, JSON for programs, and exit codes."""
 
 from __future__ import annotations
 
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
-
-
-from collections.abc import Mapping
-from enum import IntEnum
-from types import MappingProxyType
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 URL_VARIABLE = "SERVE_APP_URL"
@@ -27,6 +24,42 @@ KEY_VARIABLES = (KEY_VARIABLE, "SERVE_APP_API_KEY")
 HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 """Categories of characters that move, colour or hide others."""
 PLAIN = "\n\t"
+
+
+class Exit(IntEnum):
+    """Exit codes; each command documents no others."""
+
+    DONE = 0
+    FAILED = 1
+    MISUSED = 2
+    UNREACHABLE = 3
+    REFUSED = 4
+    SERVICE_FAILED = 5
+    FAULT = 70
+    INTERRUPTED = 130
+
+
+MEANINGS: Mapping[Exit, str] = MappingProxyType(
+    {
+        Exit.DONE: "it was done; of a check: nothing is wrong",
+        Exit.FAILED: "it could not be done here, or a check found something wrong",
+        Exit.MISUSED: "there is no such command, option or value; the nearest one is named",
+        Exit.UNREACHABLE: "no service answers at the address",
+        Exit.REFUSED: "the service refused the request: a wrong parameter, an unknown model, a missing key",
+        Exit.SERVICE_FAILED: "the service is full, still loading, failed, or broke off; the same request may do later",
+        Exit.FAULT: "a fault of serve_app itself; `SERVE_APP_DEBUG=1` shows where",
+        Exit.INTERRUPTED: "a person interrupted it",
+    }
+)
+"""By code, for the documents."""
+
+
+class CommandFailed(Exception):
+    """What was asked cannot be done; the message is for a person and names the next step where there is one."""
+
+    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 def console() -> Console:
@@ -116,39 +149,3 @@ def _escaped(character: str) -> str:
 
 def _is_hidden(character: str) -> bool:
     return character not in PLAIN and unicodedata.category(character) in HIDDEN
-
-
-class Exit(IntEnum):
-    """Exit codes; each command documents no others."""
-
-    DONE = 0
-    FAILED = 1
-    MISUSED = 2
-    UNREACHABLE = 3
-    REFUSED = 4
-    SERVICE_FAILED = 5
-    FAULT = 70
-    INTERRUPTED = 130
-
-
-MEANINGS: Mapping[Exit, str] = MappingProxyType(
-    {
-        Exit.DONE: "it was done; of a check: nothing is wrong",
-        Exit.FAILED: "it could not be done here, or a check found something wrong",
-        Exit.MISUSED: "there is no such command, option or value; the nearest one is named",
-        Exit.UNREACHABLE: "no service answers at the address",
-        Exit.REFUSED: "the service refused the request: a wrong parameter, an unknown model, a missing key",
-        Exit.SERVICE_FAILED: "the service is full, still loading, failed, or broke off; the same request may do later",
-        Exit.FAULT: "a fault of serve_app itself; `SERVE_APP_DEBUG=1` shows where",
-        Exit.INTERRUPTED: "a person interrupted it",
-    }
-)
-"""By code, for the documents."""
-
-
-class CommandFailed(Exception):
-    """What was asked cannot be done; the message is for a person and names the next step where there is one."""
-
-    def __init__(self, message: str, code: Exit = Exit.FAILED) -> None:
-        super().__init__(message)
-        self.code = code

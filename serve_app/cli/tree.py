@@ -1,4 +1,4 @@
-"""The tree of commands, by what they are for. One that is new is a line here and a function in `commands/`."""
+"""The tree of commands, by what they are for. One that is new is a line here and a function in `commands.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Compiles a constraint's source to a grammar of llguidance, and tries the grammar.
 
-The trial runs in the sandbox, where the kernel may end it at any moment.
-
-Runs in a trial, a process that may be ended at any moment: see `trial_process`.
+A trial runs in the sandbox, where the kernel may end it at any moment.
 """
 
 from __future__ import annotations

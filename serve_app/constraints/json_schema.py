@@ -2,8 +2,6 @@
 
 What comes out has the same meaning, or is stricter, and has only keywords that the library enforces. The library itself
 ignores some keywords in silence and names no path.
-
-What comes out has the same meaning, or is stricter, and no other keyword than the library enforces.
 """
 
 from __future__ import annotations
@@ -58,8 +56,6 @@ def prepare_schema(source: str, *, whitespace: str | None = WHITESPACE) -> Prepa
     """Prepare a schema. Raises Refusal, which says where.
 
     whitespace: what may stand between two parts of JSON, as an expression; None is nothing at all
-
-    Raises Refusal, which says where.
     """
     try:
         return _Preparation(json.loads(source)).prepared(whitespace)

@@ -21,7 +21,7 @@ class ConstraintLimits:
 
     max_cpu_s:       processor time of one trial, after which its process is ended by the kernel
     max_wall_s:      the same on the clock, where others have the processors
-    slow_after_s:      after so long a trial runs at lower priority than the engine
+    slow_after_s:    after so long a trial runs at lower priority than the engine
     max_trial_bytes: memory of one trial beside the vocabulary
     max_trials:      at once, of those that have not run for long
     quick_s:         after so long a trial gives its place to others and takes one of the slow

@@ -32,7 +32,7 @@ class TemplateLimits:
 
     max_cpu_s:      processor time of one rendering, after which its process is ended by the kernel
     max_wall_s:     the same on the clock, where others have the processors
-    slow_after_s:     after so long a rendering runs at lower priority than the engine
+    slow_after_s:   after so long a rendering runs at lower priority than the engine
     max_bytes:      memory of one rendering beside the template
     max_chars:      of the text that comes out
     max_renderings: at once, of conversations of at most `short_chars`, and of longer ones

@@ -1,8 +1,5 @@
 """Reads one literal as a model writes it, and rewrites it as JSON while it arrives; finds marks in a growing text.
 
-JSON stays as it is. Rewritten are Python's names and quotes, keys without quotes, a comma before a closing bracket,
-line breaks within a string, keyword arguments in parentheses, and the quotes of Gemma.
-
 JSON is kept to the letter. Rewritten are Python's names and quotes, keys without quotes, a comma before a closing
 bracket, line breaks within a string, keyword arguments in parentheses, and the quotes of Gemma.
 """

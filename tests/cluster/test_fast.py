@@ -1,4 +1,4 @@
-"""`serve_app up --fast --dashboard`: HAProxy in front and Ray's dashboard beside it tell strangers nothing."""
+"""`serve_app up --dashboard`: HAProxy in front and Ray's dashboard beside it tell strangers nothing."""
 
 from __future__ import annotations
 

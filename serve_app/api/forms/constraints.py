@@ -29,7 +29,7 @@ class Source:
     what: str
 
     def words(self, terms: Terms) -> str:
-        return f"{self.what} of at most {terms.limits.max_constraint_chars} characters"
+        return f"{self.what} {_bound(terms)}"
 
     def schema(self, terms: Terms) -> Schema:
         return _text_of(terms)
@@ -49,7 +49,7 @@ class JsonSchema:
     """A JSON schema, as it is or written in a string; an empty string is neutral, an empty object is any JSON."""
 
     def words(self, terms: Terms) -> str:
-        return f"a JSON schema, which is {JSON_TEXT}, of at most {terms.limits.max_constraint_chars} characters"
+        return f"a JSON schema, which is {JSON_TEXT}, {_bound(terms)}"
 
     def schema(self, terms: Terms) -> Schema:
         return _json_of(terms)
@@ -64,8 +64,7 @@ class Grammar:
 
     def words(self, terms: Terms) -> str:
         kinds = ", ".join(TAGGED)
-        limit = terms.limits.max_constraint_chars
-        return f'a grammar in GBNF of at most {limit} characters, or an object of a "type" ({kinds}) and a "value"'
+        return f'a grammar in GBNF {_bound(terms)}, or an object of a "type" ({kinds}) and a "value"'
 
     def schema(self, terms: Terms) -> Schema:
         text = _text_of(terms)
@@ -255,8 +254,7 @@ class Choices:
     """A list of strings, none of them empty; of no strings nothing could be said."""
 
     def words(self, terms: Terms) -> str:
-        most = terms.limits.max_constraint_chars
-        return f"a list of one or more non-empty strings, of at most {most} characters together"
+        return f"a list of one or more non-empty strings, {_bound(terms)} together"
 
     def schema(self, terms: Terms) -> Schema:
         one = {"type": "string", "minLength": 1, "maxLength": terms.limits.max_constraint_chars}
@@ -288,7 +286,7 @@ class GuidedGrammar:
         return f'a grammar, in EBNF where it has "{EBNF_DEFINES}" and else in Lark, {_bound(terms)}'
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "string", "maxLength": terms.limits.max_constraint_chars}
+        return _text_of(terms)
 
     def read(self, value: Value) -> Constraint | None:
         is_ebnf = isinstance(value.sent, str) and EBNF_DEFINES in value.sent
@@ -321,7 +319,7 @@ class StructuralTag:
         return f'a structural tag, which is an object of "type" "structural_tag" or JSON of one, {_bound(terms)}'
 
     def schema(self, terms: Terms) -> Schema:
-        text = {**GUIDED_GRAMMAR.schema(terms), "contentMediaType": "application/json"}
+        text = {**_text_of(terms), "contentMediaType": "application/json"}
         tag = {"type": "object", "required": ["type"], "properties": {"type": {"const": "structural_tag"}}}
         return {"anyOf": [text, tag]}
 
@@ -344,7 +342,6 @@ KINDS: Mapping[str, Form] = MappingProxyType(
         "structural_tag": StructuralTag(),
     }
 )
-UNSET: Schema = {"type": "null"}
 COMPACT = "disable_any_whitespace"
 NEUTRAL_OPTIONS = ("disable_additional_properties", "whitespace_pattern")
 
@@ -358,8 +355,8 @@ class StructuredOutputs:
         return f'an object with one of {kinds}, and "{COMPACT}" where JSON is to be without white space'
 
     def schema(self, terms: Terms) -> Schema:
-        options = {COMPACT: {"type": ["boolean", "null"]}, **dict.fromkeys(NEUTRAL_OPTIONS, UNSET)}
-        none = {**dict.fromkeys(KINDS, UNSET), **options}
+        options = {COMPACT: {"type": ["boolean", "null"]}, **dict.fromkeys(NEUTRAL_OPTIONS, NULL)}
+        none = {**dict.fromkeys(KINDS, NULL), **options}
         return {
             "anyOf": [
                 {"type": "object", "properties": {**none, name: kind.schema(terms)}, "additionalProperties": False}

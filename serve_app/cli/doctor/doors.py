@@ -16,7 +16,6 @@ LEAKS = re.compile(r"Traceback|site-packages|/serve_app/\w+|\bFile \"")
 PAGES = {"page": "/docs", "console": "/console"}
 LOADED = re.compile(r"(?:src=|<link[^>]*href=)[\"'](https?://[^\"']+)")
 PAGE_HEADERS = ("content-security-policy", "referrer-policy", "x-content-type-options", "x-frame-options")
-RAYS_DASHBOARD = ("dashboard", "Dashboard")
 
 
 def check_bind(facts: Facts) -> Iterator[Verdict]:
@@ -78,7 +77,7 @@ def check_routes(facts: Facts) -> Iterator[Verdict]:
 def check_ray_dashboard(facts: Facts) -> Iterator[Verdict]:
     """Who may submit jobs to Ray runs code on its machines (CVE-2023-48022, CVE-2023-48023, CVE-2025-62593)."""
     opened = [url for url, status in facts.ray_answers.items() if status == 200]
-    outside = [each for each in facts.listeners if each.is_outside and _is_dashboard(each)]
+    outside = [each for each in facts.listeners if each.is_outside and each.is_dashboard]
     if opened:
         severity = Severity.ERROR if outside else Severity.WARNING
         yield Verdict(
@@ -98,9 +97,8 @@ def check_ray_dashboard(facts: Facts) -> Iterator[Verdict]:
 
 def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
     """Ray's own ports carry code and pickled objects: loopback, or the token."""
-    mine = {id(each) for each in facts.doors}
-    outside = [each for each in facts.listeners if each.is_outside and id(each) not in mine]
-    rays = [each for each in outside if not _is_dashboard(each) and not _is_haproxy(each)]
+    outside = [each for each in facts.listeners if each.is_outside and each.port != facts.port]
+    rays = [each for each in outside if not each.is_dashboard and not _is_haproxy(each)]
     if not rays:
         return
     has_token = facts.environment.get("RAY_AUTH_MODE") == "token"
@@ -243,10 +241,6 @@ def check_adapters(facts: Facts) -> Iterator[Verdict]:
 
 def _says_keys(facts: Facts) -> bool:
     return any(status == UNAUTHENTICATED for status in facts.anonymous.values())
-
-
-def _is_dashboard(listener: Listener) -> bool:
-    return any(word in listener.holder.command for word in RAYS_DASHBOARD)
 
 
 def _is_haproxy(listener: Listener) -> bool:

@@ -11,6 +11,9 @@ from serve_app.cli.processes import Process
 from serve_app.core.machine import is_loopback
 from serve_app.tenants.opening import Inspection
 
+RAYS_DASHBOARD = ("dashboard", "Dashboard")
+"""Words in the commands of its processes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
@@ -24,6 +27,11 @@ class Listener:
     def is_outside(self) -> bool:
         """Whether others than this machine may reach it, as far as the socket is concerned."""
         return not is_loopback(self.address)
+
+    @property
+    def is_dashboard(self) -> bool:
+        """Whether Ray's dashboard has it open."""
+        return any(word in self.holder.command for word in RAYS_DASHBOARD)
 
     def __str__(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address

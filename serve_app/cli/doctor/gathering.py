@@ -35,7 +35,6 @@ from serve_app.tenants.opening import Inspection, inspect_store
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 SESSION = "session_"
 """What the names of Ray's sessions begin with; the core processes of one have it in their commands."""
-DASHBOARDS = ("dashboard", "Dashboard")
 MAX_PICKLES = 8
 AUDIT_TIMEOUT_S = 60
 
@@ -122,7 +121,7 @@ def _complaints(file: str, environment: Mapping[str, str]) -> tuple[str, ...]:
 def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
     """Of whatever speaks HTTP among the sockets of Ray's dashboard."""
     for each in listeners:
-        if any(word in each.holder.command for word in DASHBOARDS):
+        if each.is_dashboard:
             host = "127.0.0.1" if each.is_outside else each.address
             url = f"http://[{host}]:{each.port}" if ":" in host else f"http://{host}:{each.port}"
             for path in RAY_PATHS:

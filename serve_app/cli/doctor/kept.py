@@ -8,7 +8,6 @@ from pathlib import Path
 from serve_app.check.findings import Severity
 from serve_app.cli.doctor.facts import RESTART, Facts, Verdict
 from serve_app.core.tenants import Scope
-from serve_app.tenants.keys import DEFAULT_PEPPER
 
 OTHERS = 0o077
 DEBUG_SWITCHES = {
@@ -98,7 +97,7 @@ def check_pepper(facts: Facts) -> Iterator[Verdict]:
     """Without the pepper a stolen store opens no door; so it is the right one, a secret, and elsewhere."""
     if facts.store is None:
         return
-    pepper, file = facts.store.pepper, _pepper_file(facts)
+    pepper, file = facts.store.pepper, facts.store.pepper.file
     if facts.store.problem is None and (pepper.problem is not None or pepper.source == "none"):
         yield Verdict(
             severity=Severity.ERROR,
@@ -251,7 +250,3 @@ def check_versions(facts: Facts) -> Iterator[Verdict]:
             mend=f"Install {hole.package} {hole.fixed} or newer." if hole.fixed else "No version without it is known.",
             commands=(f"pip install '{newer}'", "make audit"),
         )
-
-
-def _pepper_file(facts: Facts) -> str:
-    return facts.store.pepper.file if facts.store is not None else DEFAULT_PEPPER

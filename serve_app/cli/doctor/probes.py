@@ -1,4 +1,4 @@
-"""Asks a service what it answers to somebody without a key, and Ray's dashboard what it answers without its token."""
+"""Asks a service what it answers to somebody without a key, and to what nobody may do; and Ray's dashboard."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ PROBES: Mapping[str, tuple[str, str, Mapping[str, str]]] = MappingProxyType(
 )
 """Method, path and headers of each; of a body nothing is sent."""
 KEY_HEADER = "authorization"
+FOLDER = "../doctor"
+"""A place that no adapter's name may lead to."""
 RAY_PATHS = ("/api/jobs/", "/api/serve/applications/")
 
 
@@ -102,19 +104,6 @@ def routes() -> Iterator[tuple[str, str]]:
         yield "GET", admin.replace("{name}", "doctor").replace("{id}", "doctor")
 
 
-def _connection(url: str, *, is_verified: bool) -> http.client.HTTPConnection:
-    parts = urlsplit(url)
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        if not is_verified:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return http.client.HTTPSConnection(parts.netloc, timeout=TIMEOUT_S, context=context)
-    return http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)
-
-
-FOLDER = "../doctor"
-
-
 def tried(url: str, key: str | None) -> tuple[Answer | None, bool]:
     """What was answered to the folder, and whether the address was asked for; nothing is tried without a model."""
     headers = {} if key is None else {KEY_HEADER: f"Bearer {key}"}
@@ -124,6 +113,16 @@ def tried(url: str, key: str | None) -> tuple[Answer | None, bool]:
     headers["content-type"] = "application/json"
     body = {"model": f"{model}:{FOLDER}", "prompt": "a", "max_tokens": 1}
     return ask(url, "POST", Path.COMPLETIONS, headers, _encoded(body)), _is_fetched(url, headers, model)
+
+
+def _connection(url: str, *, is_verified: bool) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        if not is_verified:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(parts.netloc, timeout=TIMEOUT_S, context=context)
+    return http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)
 
 
 def _is_fetched(url: str, headers: dict[str, str], model: str) -> bool:
