@@ -6,7 +6,10 @@ compared with torch before it is first used. This room knows tensors, and nothin
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from serve_app.kernels.cpu.products import LaidOut, WholeRows
     from serve_app.kernels.cpu.rows import RowsKernel
 
+logger = logging.getLogger(__name__)
+
 Kernels: TypeAlias = Literal["flashinfer", "triton", "torch"]
 """Whose kernels attend to pages."""
 
@@ -29,6 +34,7 @@ def attention_of_rows(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | 
     try:
         from serve_app.kernels.cpu.rows import rows_kernel
     except ImportError:
+        _tell()
         return None
     return rows_kernel(group, dim, dtype)
 
@@ -38,6 +44,7 @@ def laid_out(packed: Tensor, bias: Tensor | None) -> LaidOut | None:
     try:
         from serve_app.kernels.cpu.products import LaidOut
     except ImportError:
+        _tell()
         return None
     return LaidOut.find(packed, bias)
 
@@ -47,6 +54,7 @@ def may_read(shape: torch.Size, dtype: torch.dtype) -> bool:
     try:
         from serve_app.kernels.cpu.products import LaidOut
     except ImportError:
+        _tell()
         return False
     return LaidOut.may_read(shape, dtype)
 
@@ -56,6 +64,7 @@ def whole_rows(numbers: Tensor, scales: Tensor) -> WholeRows | None:
     try:
         from serve_app.kernels.cpu.products import WholeRows
     except ImportError:
+        _tell()
         return None
     return WholeRows.find(numbers, scales)
 
@@ -71,6 +80,7 @@ def adapter_kernels(
             return TritonKernels() if agrees(dtype, device) else None
         from serve_app.kernels.cpu.low_rank import low_rank_kernels
     except ImportError:
+        _tell()
         return None
     found = low_rank_kernels(dtype) if device.type == "cpu" else None
     is_so = found is not None and max(ranks) <= found.most_rank and all(map(found.takes, frames))
@@ -108,3 +118,9 @@ def choose_kernels(
     if device.type != "cuda" or not has("triton"):  # FlashInfer leaves some layers and all graphs to Triton's
         return ["torch"]
     return ["flashinfer", "triton", "torch"] if has("flashinfer") else ["triton", "torch"]
+
+
+@cache
+def _tell() -> None:
+    """Log, once, the import that just failed and what that costs."""
+    logger.warning("Kernels of our own are missing (%s): torch computes the same, slower.", sys.exc_info()[1])
