@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, InstanceOf
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import UNLIMITED
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import FLAG, Integer, OneOf, Parameter
+from serve_app.api.forms.form import FLAG, Integer, OneOf, Parameter, parameter
 from serve_app.api.forms.messages import IMAGE, Documents, Messages, TemplateVariables, images_of, parts_of
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, NotYet, Renamed, declared
 from serve_app.core.cards import ModelCard
@@ -31,34 +31,25 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 class Conversed(BaseModel):
     """Messages, and what the model's chat template is to make of them."""
 
-    messages: Annotated[tuple[dict[str, Any], ...], Parameter(Messages(), "The chat so far, the oldest message first.")]
-    add_generation_prompt: Annotated[
-        bool, Parameter(FLAG, "The prompt ends where an answer begins; false leaves that out.")
-    ] = True
-    continue_final_message: Annotated[
-        bool, Parameter(FLAG, "The last message, an assistant's, is gone on with and not answered.")
-    ] = False
-    chat_template_kwargs: Annotated[
-        dict[str, Any],
-        Parameter(TemplateVariables(OWN_VARIABLES), "Further variables for the chat template, as `enable_thinking`."),
-    ] = {}
-    documents: Annotated[
-        list[dict[str, Any]],
-        Parameter(
-            Documents(), "Texts that the chat template may show the model, as it says; most want `title`, `text`."
-        ),
-    ] = []
-    reasoning_effort: Annotated[
-        str | None,
-        Parameter(
-            OneOf(*EFFORTS),
-            "A variable of the chat template; and `enable_thinking`, false for `none`, where that is not given.",
-        ),
-    ] = None
-    separate_reasoning: Annotated[
-        bool,
-        Parameter(FLAG, "What the model thinks is `reasoning_content`; else content."),
-    ] = True
+    messages: tuple[dict[str, Any], ...] = parameter(..., Messages(), "The chat so far, the oldest message first.")
+    add_generation_prompt: bool = parameter(
+        True, FLAG, "The prompt ends where an answer begins; false leaves that out."
+    )
+    continue_final_message: bool = parameter(
+        False, FLAG, "The last message, an assistant's, is gone on with and not answered."
+    )
+    chat_template_kwargs: dict[str, Any] = parameter(
+        {}, TemplateVariables(OWN_VARIABLES), "Further variables for the chat template, as `enable_thinking`."
+    )
+    documents: list[dict[str, Any]] = parameter(
+        [], Documents(), "Texts that the chat template may show the model, as it says; most want `title`, `text`."
+    )
+    reasoning_effort: str | None = parameter(
+        None,
+        OneOf(*EFFORTS),
+        "A variable of the chat template; and `enable_thinking`, false for `none`, where that is not given.",
+    )
+    separate_reasoning: bool = parameter(True, FLAG, "What the model thinks is `reasoning_content`; else content.")
 
 
 def conversation_of(conversed: Conversed, card: ModelCard, *, tools: Sequence[Tool] = ()) -> Conversation:

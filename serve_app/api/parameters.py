@@ -167,7 +167,7 @@ OTHER_NAMES: Mapping[str, Renamed] = MappingProxyType(
 
 
 def declared(model: type[BaseModel]) -> dict[str, Parameter]:
-    """Return the parameters in the annotations of a model's fields, by their names on the wire."""
+    """Return the parameters of a model, by their names on the wire."""
     return {
         each.name or field_name: each
         for field_name, field in model.model_fields.items()

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
 from serve_app.api.dialects import Dialect
 from serve_app.api.error_text import shown
 from serve_app.api.limits import INT32_MAX, MAX_TOKEN_ID, WireLimits
@@ -102,7 +105,7 @@ class Form(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """The one declaration of a parameter, in the annotation of the field that holds it.
+    """The one declaration of a parameter, beside the default of the field that holds it.
 
     about: one sentence for whoever reads the documentation
     name:  on the wire, where that is not the field's
@@ -111,6 +114,13 @@ class Parameter:
     form: Form
     about: str
     name: str | None = None
+
+
+def parameter(default: object, form: Form, about: str, name: str | None = None) -> Any:
+    """Return a model's field that holds a parameter; `...` as its default requires it."""
+    field_info: FieldInfo = Field(default)
+    field_info.metadata.append(Parameter(form, about, name))
+    return field_info
 
 
 LOWEST = -sys.float_info.max
