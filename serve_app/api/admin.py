@@ -7,9 +7,22 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
-from serve_app.api.forms.form import Schema
+from serve_app.api.forms.schema import (
+    BOOLEAN,
+    COUNT,
+    INTEGER,
+    NUMBER,
+    OBJECT,
+    POSITIVE,
+    STRING,
+    Schema,
+    array,
+    mapping,
+    nullable,
+    record,
+    reference,
+)
 from serve_app.api.paths import AdminPath
-from serve_app.api.schemas import COUNT, INTEGER, NUMBER, POSITIVE, STRING, array, nullable, record, reference
 from serve_app.core.ledger import DIMENSIONS
 from serve_app.core.shares import Priority
 from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Scope
@@ -68,7 +81,7 @@ TENANT: Mapping[str, Schema] = MappingProxyType(
         "weight": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT},
         "priority": {"enum": list(get_args(Priority))},
         "models": array(STRING),
-        "limits": {"type": "object", "properties": dict(LIMITS), "additionalProperties": False},
+        "limits": record(optional=LIMITS, is_closed=True),
         "max_n": nullable(POSITIVE),
         "max_tokens": nullable(POSITIVE),
         "cors_origins": array(STRING),
@@ -87,13 +100,8 @@ KEY: Mapping[str, Schema] = MappingProxyType(
     }
 )
 EVENT: Mapping[str, Schema] = MappingProxyType(
-    {"id": INTEGER, "at": NUMBER, "actor": STRING, "action": STRING, "subject": STRING, "details": {"type": "object"}}
+    {"id": INTEGER, "at": NUMBER, "actor": STRING, "action": STRING, "subject": STRING, "details": OBJECT}
 )
-
-
-def _closed(required: Mapping[str, Schema], optional: Mapping[str, Schema]) -> Schema:
-    """Return the schema of a body that refuses unknown members."""
-    return {**record(required, optional=optional), "additionalProperties": False}
 
 
 def _list_of(name: str, **beside: Schema) -> Schema:
@@ -103,25 +111,25 @@ def _list_of(name: str, **beside: Schema) -> Schema:
 ADMIN_SCHEMAS: Mapping[str, Schema] = MappingProxyType(
     {
         "Tenant": record({"name": STRING, **TENANT}),
-        "NewTenant": _closed({"name": STRING}, TENANT),
-        "TenantChange": _closed({}, {"name": STRING, **TENANT}),
-        "AllTenants": _closed({"tenants": array(reference("NewTenant"))}, {"dry_run": {"type": "boolean"}}),
-        "Difference": record(
-            {"added": array(reference("Tenant")), "changed": {"type": "object"}, "removed": array(STRING)}
-        ),
+        "NewTenant": record({"name": STRING}, optional=TENANT, is_closed=True),
+        "TenantChange": record({}, optional={"name": STRING, **TENANT}, is_closed=True),
+        "AllTenants": record({"tenants": array(reference("NewTenant"))}, optional={"dry_run": BOOLEAN}, is_closed=True),
+        "Difference": record({"added": array(reference("Tenant")), "changed": OBJECT, "removed": array(STRING)}),
         "Removed": record({"removed": STRING}),
         "TenantList": _list_of("Tenant"),
-        "Key": record(KEY, optional={"is_valid": {"type": "boolean"}}),
+        "Key": record(KEY, optional={"is_valid": BOOLEAN}),
         "KeyList": _list_of("Key"),
-        "NewKey": _closed({"tenant": STRING}, {"scopes": SCOPES, "lifetime_s": nullable(AMOUNT)}),
-        "Rotation": _closed({}, {"overlap_s": nullable({**COUNT, "type": "number"})}),
+        "NewKey": record(
+            {"tenant": STRING}, optional={"scopes": SCOPES, "lifetime_s": nullable(AMOUNT)}, is_closed=True
+        ),
+        "Rotation": record({}, optional={"overlap_s": nullable({**COUNT, "type": "number"})}, is_closed=True),
         "ShownKey": record({**KEY, "key": STRING}),
         "Event": record(EVENT),
-        "EventList": _list_of("Event", has_more={"type": "boolean"}),
+        "EventList": _list_of("Event", has_more=BOOLEAN),
         "Usage": record(
             {**dict.fromkeys(COUNTS, COUNT), "engine_seconds": NUMBER, "cost": NUMBER},
             optional=dict.fromkeys(DIMENSIONS, STRING),
         ),
-        "UsageList": _list_of("Usage", columns={"type": "object", "additionalProperties": STRING}),
+        "UsageList": _list_of("Usage", columns=mapping(STRING)),
     }
 )

@@ -11,11 +11,11 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import BestOf
 from serve_app.api.error_text import shown
 from serve_app.api.forms.constraints import KINDS
-from serve_app.api.forms.form import FLAG, Schema, Terms
+from serve_app.api.forms.form import FLAG, Terms
+from serve_app.api.forms.schema import NOTHING, POSITIVE, Schema
 from serve_app.api.groups import Held
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS, Disposition, Fields, Renamed, form_of
-from serve_app.api.schemas import NOTHING, POSITIVE
 from serve_app.core.errors import InvalidRequest
 
 ADAPTERS = ("lora_path", "lora", "adapter")

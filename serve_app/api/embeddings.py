@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import Dialect
-from serve_app.api.forms.form import FLAG, TOKEN_ID, Integer, OneOf, Parameter, Schema, Terms, Value
+from serve_app.api.forms.form import FLAG, TOKEN_ID, Integer, OneOf, Parameter, Terms, Value
 from serve_app.api.forms.names import NAME
 from serve_app.api.forms.prompts import parse_prompts
+from serve_app.api.forms.schema import Schema, array, either, string
 from serve_app.api.groups import Amount, Target
 from serve_app.api.limits import WireLimits
 from serve_app.api.logprobs import numbers_text
@@ -35,10 +36,9 @@ class Inputs:
 
     def schema(self, terms: Terms) -> Schema:
         limits = terms.limits
-        text = {"type": "string", "minLength": 1, "maxLength": limits.max_prompt_chars}
-        tokens = {"type": "array", "items": TOKEN_ID, "minItems": 1, "maxItems": limits.max_prompt_ids}
-        several = {"type": "array", "items": {"anyOf": [text, tokens]}, "minItems": 1, "maxItems": limits.max_inputs}
-        return {"anyOf": [text, tokens, several]}
+        text = string(least=1, most=limits.max_prompt_chars)
+        tokens = array(TOKEN_ID, least=1, most=limits.max_prompt_ids)
+        return either(text, tokens, array(either(text, tokens), least=1, most=limits.max_inputs))
 
     def read(self, value: Value) -> tuple[Prompt, ...]:
         limits = value.terms.limits

@@ -11,13 +11,13 @@ from typing import Any
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import LLAMA_CPP, Dialect
 from serve_app.api.error_text import nearest
-from serve_app.api.forms.form import Parameter, Schema, Terms, Text, Value
+from serve_app.api.forms.form import Parameter, Terms, Text, Value
+from serve_app.api.forms.schema import Schema, array, nullable, record, string
 from serve_app.api.limits import WireLimits
 from serve_app.api.listings import effective_defaults
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import NATIVE, Body, read_request
 from serve_app.api.paths import Path
-from serve_app.api.schemas import nullable
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.prompt import ExtraFile, Infill, Prompt
@@ -145,13 +145,8 @@ class ExtraFiles:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        text: Schema = {"type": "string", "maxLength": terms.limits.max_prompt_chars}
-        one = {
-            "type": "object",
-            "properties": {"text": text, "filename": nullable(text)},
-            "required": ["text"],
-        }
-        return {"type": "array", "items": one, "maxItems": terms.limits.max_extra_files}
+        text = string(most=terms.limits.max_prompt_chars)
+        return array(record({"text": text}, optional={"filename": nullable(text)}), most=terms.limits.max_extra_files)
 
     def read(self, value: Value) -> tuple[ExtraFile, ...]:
         words = self.words(value.terms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, assert_never
 
@@ -10,7 +10,8 @@ from serve_app.api.admin import ADMIN_SCHEMAS, SERVICES, Service
 from serve_app.api.contradictions import continued, excluded
 from serve_app.api.dialects import DIALECTS, HEADER, LLAMA_CPP, UNLIMITED, Dialect
 from serve_app.api.embeddings import EMBEDDINGS
-from serve_app.api.forms.form import Parameter, Schema, Terms
+from serve_app.api.forms.form import Parameter, Terms
+from serve_app.api.forms.schema import BOOLEAN, NOTHING, STRING, Schema, either, nullable, record, reference
 from serve_app.api.groups import StreamOptions
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
@@ -18,7 +19,7 @@ from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
 from serve_app.api.paths import OPEN, AdminPath, Path
 from serve_app.api.responding import RESPONSES
-from serve_app.api.schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
+from serve_app.api.schemas import SCHEMAS
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
 
 ERRORS = {
@@ -55,23 +56,26 @@ TOLD_HEADERS: dict[str, Any] = {
     },
     "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
 }
-DIALECT_HEADER: dict[str, Any] = {
-    "name": HEADER,
-    "in": "header",
-    "required": False,
-    "description": "Whose defaults and meanings hold; each is described at /v1/dialects.",
-    "schema": {"enum": list(DIALECTS)},
-}
-TIMEOUT_HEADER: dict[str, Any] = {
-    "name": "X-Request-Timeout",
-    "in": "header",
-    "required": False,
-    "description": "Seconds that the request may take in all, where that is less than the server gives it.",
-    "schema": {"type": "number", "exclusiveMinimum": 0},
-}
 _NO_CHAT = dict.fromkeys(CONVERSED, NOTHING)
-MODEL_QUERY = {"name": "model", "in": "query", "required": False, "schema": STRING}
-MODEL_PATH = {"name": "id", "in": "path", "required": True, "schema": STRING, "description": "May hold `:` and `/`."}
+
+
+def _parameter(name: str, place: str = "header", schema: Schema = STRING, description: str = "") -> dict[str, Any]:
+    told = {"description": description} if description else {}
+    return {"name": name, "in": place, "required": place == "path", "schema": schema, **told}
+
+
+DIALECT_HEADER = _parameter(
+    HEADER,
+    schema={"enum": list(DIALECTS)},
+    description="Whose defaults and meanings hold; each is described at /v1/dialects.",
+)
+TIMEOUT_HEADER = _parameter(
+    "X-Request-Timeout",
+    schema={"type": "number", "exclusiveMinimum": 0},
+    description="Seconds that the request may take in all, where that is less than the server gives it.",
+)
+MODEL_QUERY = _parameter("model", "query")
+MODEL_PATH = _parameter("id", "path", description="May hold `:` and `/`.")
 
 
 def openapi_document(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = False) -> dict[str, Any]:
@@ -89,9 +93,9 @@ def _open_document(terms: Terms) -> dict[str, Any]:
         "components": {
             "schemas": {
                 **SCHEMAS,
-                "CompletionRequest": completion_schema(terms),
-                "ChatRequest": chat_schema(terms),
-                "ResponsesRequest": responses_schema(terms),
+                "CompletionRequest": body_schema(COMPLETION, terms),
+                "ChatRequest": body_schema(CHAT, terms),
+                "ResponsesRequest": body_schema(RESPONSES, terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input") | {"additionalProperties": True},
@@ -105,8 +109,15 @@ def _open_document(terms: Terms) -> dict[str, Any]:
 
 def _operations() -> dict[Path, dict[str, Any]]:
     native = _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False)
+    health = _with_response(
+        _operation("Whether every known model has a replica", "Health"), 503, ERRORS[503], _json("Health")
+    )
     return {
-        Path.FRONT: _front(),
+        Path.FRONT: _with_response(
+            _operation("What this is, and where to go on; a browser is sent to the console", "Front"),
+            302,
+            "HTML is accepted.",
+        ),
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
         Path.RESPONSES: _completions(
@@ -126,23 +137,36 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
         Path.PROPS: _operation("Properties of a model", "Props", parameters=[MODEL_QUERY]),
         Path.ADAPTERS: _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY]),
-        Path.HEALTH: _health(),
-        Path.V1_HEALTH: _health(),
-        Path.METRICS: _other("Metrics for Prometheus", "text/plain"),
-        Path.DESCRIPTION: _other("This document", "application/json"),
-        Path.DOCS: _other("This document, to be read", "text/html"),
-        Path.LIVE: _live(),
-        Path.CONSOLE: _console(),
-        Path.CONSOLE_FILE: _console_file(),
+        Path.HEALTH: health,
+        Path.V1_HEALTH: health,
+        Path.METRICS: _operation("Metrics for Prometheus", {"text/plain": {}}),
+        Path.DESCRIPTION: _operation("This document", {"application/json": {}}),
+        Path.DOCS: _operation("This document, to be read", {"text/html": {}}),
+        Path.LIVE: _operation(
+            "Replicas and queues now; once a second where events are accepted",
+            _json("Live") | _events(JSON_TEXT, "A `Live`."),
+        ),
+        Path.CONSOLE: _with_response(
+            _operation("The console, a page for people", {"text/html": {}}), 308, "There is a slash too many."
+        ),
+        Path.CONSOLE_FILE: _operation(
+            "What the console's page is made of",
+            {"text/javascript": {}, "text/css": {}},
+            parameters=[_parameter("file", "path")],
+        ),
     }
 
 
 def _completions(
     body: str, answer: str, chunk: str, *, has_end: bool, summary: str = "Complete prompts"
 ) -> dict[str, Any]:
-    operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
+    """Return the operation of a route that may stream: chunks, an error after which nothing comes, or the end."""
+    data = {**JSON_TEXT, "contentSchema": either(reference(chunk), reference("Error"))}
+    if has_end:
+        data = either(data, {"const": "[DONE]"})
+    content = _json(answer) | _events(data, "Where `stream` is true.")
+    operation = _operation(summary, content, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": _event(chunk, has_end=has_end)}
     return operation
 
 
@@ -155,86 +179,55 @@ def _embeddings() -> dict[str, Any]:
 
 
 def _explain() -> dict[str, Any]:
-    operation = _operation("Say what a request would do", "Explanation", body="CompletionRequest")
-    either = {"anyOf": [reference("CompletionRequest"), reference("ChatRequest")]}
-    operation["requestBody"]["content"] = {"application/json": {"schema": either}}
-    return {**operation, "parameters": [DIALECT_HEADER]}
+    operation = _operation(
+        "Say what a request would do", "Explanation", body="CompletionRequest", parameters=[DIALECT_HEADER]
+    )
+    schema = either(reference("CompletionRequest"), reference("ChatRequest"))
+    operation["requestBody"]["content"] = {"application/json": {"schema": schema}}
+    return operation
 
 
-def _event(chunk: str, *, has_end: bool) -> Schema:
-    """Return the schema of a stream's event: a chunk, an error after which nothing comes, or the end.
+JSON_TEXT: Schema = {**STRING, "contentMediaType": "application/json"}
+
+
+def _events(data: Schema, description: str) -> dict[str, Any]:
+    """Return the content of a stream of events.
 
     `itemSchema` is a word of OpenAPI 3.2 that readers of 3.1 ignore, as they would any they do not know.
     """
-    json_text = {
-        "type": "string",
-        "contentMediaType": "application/json",
-        "contentSchema": {"anyOf": [reference(chunk), reference("Error")]},
-    }
-    data = {"anyOf": [json_text, {"const": "[DONE]"}]} if has_end else json_text
-    return {**record({"data": data}), "description": "Where `stream` is true."}
+    return {"text/event-stream": {"itemSchema": {**record({"data": data}), "description": description}}}
 
 
 def _operation(
-    summary: str, answer: str, *, body: str | None = None, parameters: list[dict[str, Any]] | None = None
+    summary: str,
+    answer: str | dict[str, Any],
+    *,
+    body: str | None = None,
+    parameters: Sequence[dict[str, Any]] = (),
+    errors: Mapping[int, str] | None = None,
 ) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "summary": summary,
-        "responses": {
-            "200": {"description": summary, "content": _json(answer)},
-            **_errors(has_body=body is not None),
-        },
-    }
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": _json(body)}
-    if parameters:
-        operation["parameters"] = parameters
-    return operation
-
-
-def _other(summary: str, media_type: str) -> dict[str, Any]:
-    answer = {"description": summary, "content": {media_type: {}}}
-    return {"summary": summary, "responses": {"200": answer, **_errors(has_body=False)}}
-
-
-def _live() -> dict[str, Any]:
-    operation = _operation("Replicas and queues now; once a second where events are accepted", "Live")
-    event = {**record({"data": {"type": "string", "contentMediaType": "application/json"}}), "description": "A `Live`."}
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"itemSchema": event}
-    return operation
-
-
-def _front() -> dict[str, Any]:
-    operation = _operation("What this is, and where to go on; a browser is sent to the console", "Front")
-    operation["responses"]["302"] = {"description": "HTML is accepted.", "content": {"text/plain": {}}}
-    return operation
-
-
-def _console() -> dict[str, Any]:
-    operation = _other("The console, a page for people", "text/html")
-    operation["responses"]["308"] = {"description": "There is a slash too many.", "content": {"text/plain": {}}}
-    return operation
-
-
-def _console_file() -> dict[str, Any]:
-    operation = _other("What the console's page is made of", "text/javascript")
-    operation["parameters"] = [{"name": "file", "in": "path", "required": True, "schema": STRING}]
-    operation["responses"]["200"]["content"]["text/css"] = {}
-    return operation
-
-
-def _health() -> dict[str, Any]:
-    operation = _operation("Whether every known model has a replica", "Health")
-    operation["responses"]["503"]["content"] = _json("Health")
-    return operation
-
-
-def _errors(*, has_body: bool) -> dict[str, Any]:
+    """answer: the name of its schema, or its content by media type;  body: the name of its schema"""
+    if errors is None:
+        errors = {status: text for status, text in ERRORS.items() if body is not None or status not in OF_BODIES}
+    content = _json(answer) if isinstance(answer, str) else answer
     return {
-        str(status): {"description": text, "content": _json("Error")}
-        for status, text in ERRORS.items()
-        if has_body or status not in OF_BODIES
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}, **_told(errors)},
+        **({} if body is None else {"requestBody": {"required": True, "content": _json(body)}}),
+        **({"parameters": list(parameters)} if parameters else {}),
     }
+
+
+def _with_response(
+    operation: dict[str, Any], status: int, description: str, content: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return the operation with one more response; a plain text where no content is given."""
+    response = {"description": description, "content": content or {"text/plain": {}}}
+    return {**operation, "responses": {**operation["responses"], str(status): response}}
+
+
+def _told(errors: Mapping[int, str]) -> dict[str, Any]:
+    return {str(status): {"description": text, "content": _json("Error")} for status, text in errors.items()}
 
 
 def _json(name: str) -> dict[str, Any]:
@@ -253,7 +246,7 @@ def _infill(terms: Terms) -> Schema:
 def _tokenize(terms: Terms) -> Schema:
     texts = [{**_one_of(name), "properties": {**_one_of(name)["properties"], **_NO_CHAT}} for name in TEXT_NAMES[:2]]
     either = [*texts, _one_of("messages")]
-    twice = {"required": list(SPECIAL_NAMES), "properties": {name: {"type": "boolean"} for name in SPECIAL_NAMES}}
+    twice = {"required": list(SPECIAL_NAMES), "properties": dict.fromkeys(SPECIAL_NAMES, BOOLEAN)}
     return {
         "type": "object",
         "oneOf": either,
@@ -340,26 +333,16 @@ def _guarded(path: str, responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:
-    operation: dict[str, Any] = {
-        "summary": service.summary,
-        "responses": {
-            "200": {"description": service.summary, "content": _json(service.answer)},
-            **_told(REFUSALS | FAILURES),
-        },
-    }
-    names = [("path", name, True) for name in ("name", "id") if f"{{{name}}}" in path]
-    names += [("query", name, False) for name in service.query]
-    if names:
-        operation["parameters"] = [
-            {"name": name, "in": place, "required": is_required, "schema": STRING} for place, name, is_required in names
-        ]
+    parameters = [
+        *(_parameter(name, "path") for name in ("name", "id") if f"{{{name}}}" in path),
+        *(_parameter(name, "query") for name in service.query),
+    ]
+    operation = _operation(
+        service.summary, service.answer, body=service.body, parameters=parameters, errors=REFUSALS | FAILURES
+    )
     if service.body is not None:
-        operation["requestBody"] = {"required": service.name != "rotate_key", "content": _json(service.body)}
+        operation["requestBody"]["required"] = service.name != "rotate_key"
     return operation
-
-
-def _told(errors: dict[int, str]) -> dict[str, Any]:
-    return {str(status): {"description": text, "content": _json("Error")} for status, text in errors.items()}
 
 
 NOT_CARRIED_OUT = "Not carried out by this server."
@@ -370,25 +353,11 @@ UNKNOWN_NAMES = (
 )
 
 
-def completion_schema(terms: Terms) -> Schema:
-    """Return the schema of POST /v1/completions in one dialect."""
-    return _body_schema(COMPLETION, terms)
-
-
-def chat_schema(terms: Terms) -> Schema:
-    """Return the schema of POST /v1/chat/completions in one dialect."""
-    return _body_schema(CHAT, terms)
-
-
-def responses_schema(terms: Terms) -> Schema:
-    """Return the schema of POST /v1/responses in one dialect."""
-    return _body_schema(RESPONSES, terms)
-
-
-def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
+def body_schema(kind: Body[Any], terms: Terms) -> Schema:
+    """Return the schema of one kind of body in one dialect."""
     has_default_model = (kind.default_model or terms.dialect.default_model) is not None
     properties = {name: _property(name, kind, terms) for name in kind.table}
-    properties["stream_options"]["anyOf"] = [_options(terms), {"type": "null"}]
+    properties["stream_options"]["anyOf"] = [_options(terms), NOTHING]
     schema = {
         "type": "object",
         "required": list(kind.required),
@@ -402,9 +371,9 @@ def _body_schema(kind: Body[Any], terms: Terms) -> Schema:
 
 def native_schema(terms: Terms) -> Schema:
     """The body of llama.cpp's own routes, which need no model where one is served and rank nothing."""
-    schema = with_optional_model(_body_schema(NATIVE, terms))
+    schema = with_optional_model(body_schema(NATIVE, terms))
     for name in NOT_NATIVE:
-        neutral = {"enum": [False, None]} if name.startswith("return_") else {"type": "null"}
+        neutral = {"enum": [False, None]} if name.startswith("return_") else NOTHING
         schema["properties"][name] = {**neutral, "description": "Carried out at /v1/completions only."}
     return schema
 
@@ -430,7 +399,7 @@ def _option(disposition: Disposition) -> Schema:
     if isinstance(disposition, Inert):
         return CHANGES_NO_ANSWER
     assert isinstance(disposition, Carried)
-    return {**nullable({"type": "boolean"}), "description": disposition.parameter.about}
+    return {**nullable(BOOLEAN), "description": disposition.parameter.about}
 
 
 def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:

@@ -13,8 +13,9 @@ from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, EFFORTS, ChatRequ
 from serve_app.api.dialects import ONLY_MODEL, Dialect
 from serve_app.api.error_text import shown
 from serve_app.api.forms.constraints import ResponseFormat
-from serve_app.api.forms.form import Form, OneOf, Parameter, Schema, Terms, Text, Value
+from serve_app.api.forms.form import Form, OneOf, Parameter, Terms, Text, Value
 from serve_app.api.forms.messages import Choice, Messages, ToolList
+from serve_app.api.forms.schema import OBJECT, STRING, Schema, array, either, nullable, record, tagged
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import Carried, Disposition, Inert, NotYet, Renamed
 from serve_app.api.parse import Body, read_request
@@ -48,7 +49,7 @@ class Input:
         return INPUT_WORDS
 
     def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}]}
+        return either(STRING, array(OBJECT, least=1))
 
     def read(self, value: Value) -> object:
         if isinstance(value.sent, list) and value.sent:
@@ -69,7 +70,7 @@ class Reasoning:
         return f'an object with an "effort", which is {OneOf(*EFFORTS).words(terms)}'
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "object", "properties": {"effort": {"enum": [*EFFORTS, None]}}}
+        return record(optional={"effort": {"enum": [*EFFORTS, None]}})
 
     def read(self, value: Value) -> str | None:
         members = _members(value, self.words(value.terms), read=("effort",))
@@ -85,8 +86,7 @@ class TextFormat:
         return f'an object with a "format", which is {ResponseFormat().words(terms)}'
 
     def schema(self, terms: Terms) -> Schema:
-        one = {"anyOf": [ResponseFormat().schema(terms), {"type": "null"}]}
-        return {"type": "object", "properties": {"format": one}}
+        return record(optional={"format": nullable(ResponseFormat().schema(terms))})
 
     def read(self, value: Value) -> object:
         members = _members(value, self.words(value.terms), read=("format",))
@@ -133,9 +133,8 @@ class FlatChoice:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        named = {"type": "object", "required": ["type", "name"], "properties": {"type": {"const": "function"}}}
-        allowed = {"type": "object", "required": ["type"], "properties": {"type": {"const": "allowed_tools"}}}
-        return {"anyOf": [{"enum": ["none", "auto", "required"]}, named, allowed]}
+        named = {**tagged("function"), "required": ["type", "name"]}
+        return either({"enum": ["none", "auto", "required"]}, named, tagged("allowed_tools"))
 
     def read(self, value: Value) -> ToolChoice:
         sent = value.sent
@@ -159,7 +158,7 @@ class Including:
         return f'a list of names, of which "{LOGPROBS}" is carried out and others are ignored'
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "array", "items": {"type": "string"}, "maxItems": terms.limits.max_stop_strings}
+        return array(STRING, most=terms.limits.max_stop_strings)
 
     def read(self, value: Value) -> bool:
         """Whether log-probabilities are wanted."""

@@ -9,38 +9,27 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from serve_app.api.explanation import LimitState
-from serve_app.api.forms.form import Schema
+from serve_app.api.forms.schema import (
+    BOOLEAN,
+    COUNT,
+    INTEGER,
+    NOTHING,
+    NUMBER,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    either,
+    mapping,
+    nullable,
+    record,
+    reference,
+)
 from serve_app.api.listings import ModelEntry, Moment
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason
 
-STRING: Schema = {"type": "string"}
-INTEGER: Schema = {"type": "integer"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-POSITIVE: Schema = {"type": "integer", "minimum": 1}
-NUMBER: Schema = {"type": "number"}
-NOTHING: Schema = {"type": "null"}
 LEFT_OUT = ("title", "description", "default")
-
-
-def nullable(*forms: Schema) -> Schema:
-    return {"anyOf": [*forms, NOTHING]}
-
-
-def array(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
-
-
-def record(members: Mapping[str, Schema], *, optional: Mapping[str, Schema] | None = None) -> Schema:
-    return {
-        "type": "object",
-        "properties": {**members, **(optional or {})},
-        "required": list(members),
-    }
-
-
-def reference(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
 
 
 class _Response(GenerateJsonSchema):
@@ -74,7 +63,7 @@ CALL = record({"id": STRING, "type": {"const": "function"}, "function": record({
 BESIDES: dict[str, Schema] = {
     "token_ids": array(COUNT),
     "prompt_token_ids": array(COUNT),
-    "hidden_states": {"anyOf": [array(array(NUMBER)), array(NUMBER)]},
+    "hidden_states": either(array(array(NUMBER)), array(NUMBER)),
     "sglext": record({"routed_experts": STRING, "routed_experts_shape": array(COUNT)}),
 }
 """Of a choice, where they were asked for."""
@@ -89,7 +78,7 @@ CHOICE = record(
     optional={
         "model": STRING,
         **BESIDES,
-        "prompt_logprobs": array(nullable({"type": "object", "additionalProperties": RANKED})),
+        "prompt_logprobs": array(nullable(mapping(RANKED))),
         "stop_reason": nullable(STRING, INTEGER),
         "tool_calls": array(CALL),
     },
@@ -135,11 +124,11 @@ USAGE = record(
 )
 HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
 EXTRAS: dict[str, Schema] = {
-    "timings": {"type": "object", "additionalProperties": NUMBER},
+    "timings": mapping(NUMBER),
     "sglext": record(
         {},
         optional={
-            "cached_tokens_details": {"type": "object", "additionalProperties": COUNT},
+            "cached_tokens_details": mapping(COUNT),
             "routed_experts": STRING,
         },
     ),
@@ -148,13 +137,10 @@ EXPLANATION = record(
     {
         "object": {"const": "explanation"},
         "dialect": STRING,
-        "stream": {"type": "boolean"},
+        "stream": BOOLEAN,
         "choices": COUNT,
         "ignored_parameters": array(STRING),
-        "parameters": {
-            "type": "object",
-            "additionalProperties": record({"value": {}, "from": {"enum": ["body", "model", "dialect", "default"]}}),
-        },
+        "parameters": mapping(record({"value": {}, "from": {"enum": ["body", "model", "dialect", "default"]}})),
         "parts": array(
             record(
                 {
@@ -168,16 +154,13 @@ EXPLANATION = record(
                     "kept_prompt_tokens": nullable(COUNT),
                     "max_completion_tokens": nullable(COUNT),
                     "refused_because": nullable(STRING),
-                    "default_sampling": {"type": "object", "additionalProperties": NUMBER},
+                    "default_sampling": mapping(NUMBER),
                     "cost_at_most": NUMBER,
                 }
             )
         ),
         "cost_at_most": NUMBER,
-        "limits": {
-            "type": "object",
-            "additionalProperties": derived(LimitState),
-        },
+        "limits": mapping(derived(LimitState)),
     }
 )
 """Of a request that did not run."""
@@ -187,28 +170,28 @@ NATIVE = record(
         "content": STRING,
         "tokens": array(COUNT),
         "id_slot": INTEGER,
-        "stop": {"type": "boolean"},
+        "stop": BOOLEAN,
         "model": STRING,
         "tokens_predicted": COUNT,
         "tokens_evaluated": COUNT,
     },
     optional={
-        "generation_settings": {"type": "object"},
+        "generation_settings": OBJECT,
         "prompt": {},
-        "has_new_line": {"type": "boolean"},
-        "truncated": {"type": "boolean"},
+        "has_new_line": BOOLEAN,
+        "truncated": BOOLEAN,
         "stop_type": {"enum": ["none", "eos", "limit", "word"]},
         "stopping_word": STRING,
         "tokens_cached": COUNT,
         "timings": EXTRAS["timings"],
-        "completion_probabilities": array({"type": "object"}),
+        "completion_probabilities": array(OBJECT),
     },
 )
 ERROR_MEMBERS: dict[str, Schema] = {
     "message": STRING,
     "type": STRING,
     "param": nullable(STRING),
-    "code": {"anyOf": [INTEGER, STRING]},
+    "code": either(INTEGER, STRING),
     "error_code": STRING,
 }
 ERROR: Schema = {
@@ -219,7 +202,7 @@ ERROR: Schema = {
         record({"message": STRING}),
     ],
 }
-TOKEN = {"anyOf": [COUNT, record({"id": COUNT, "piece": {"anyOf": [STRING, array(COUNT)]}})]}
+TOKEN = {"anyOf": [COUNT, record({"id": COUNT, "piece": either(STRING, array(COUNT))})]}
 
 SCHEMAS: Mapping[str, Schema] = {
     "Completion": record({**HEAD, "choices": array(reference("Choice")), "usage": reference("Usage")}, optional=EXTRAS),
@@ -236,7 +219,7 @@ SCHEMAS: Mapping[str, Schema] = {
                     {
                         "object": {"const": "embedding"},
                         "index": COUNT,
-                        "embedding": {"anyOf": [array(NUMBER), STRING]},
+                        "embedding": either(array(NUMBER), STRING),
                     }
                 )
             ),
@@ -286,7 +269,7 @@ SCHEMAS: Mapping[str, Schema] = {
         }
     ),
     "ResponseEvent": record({"type": STRING, "sequence_number": COUNT}),
-    "NativeCompletion": {"anyOf": [reference("NativeResult"), array(reference("NativeResult"))]},
+    "NativeCompletion": either(reference("NativeResult"), array(reference("NativeResult"))),
     "NativeResult": NATIVE,
     "Error": ERROR,
     "Model": derived(ModelEntry),
@@ -298,13 +281,13 @@ SCHEMAS: Mapping[str, Schema] = {
     "Text": record({"content": STRING, "prompt": STRING}),
     "RenderedPrompt": record({"prompt": STRING}),
     "Explanation": EXPLANATION,
-    "Front": record({"service": STRING, "about": STRING, "paths": {"type": "object", "additionalProperties": STRING}}),
+    "Front": record({"service": STRING, "about": STRING, "paths": mapping(STRING)}),
     "Health": record(
         {"status": {"enum": ["ok", "loading", "failed"]}}, optional={"models": array(STRING), "failed": array(STRING)}
     ),
     "Props": record(
         {
-            "default_generation_settings": record({"n_ctx": COUNT, "params": {"type": "object"}}),
+            "default_generation_settings": record({"n_ctx": COUNT, "params": OBJECT}),
             "model_alias": STRING,
             "model_path": STRING,
             "n_ctx": COUNT,
@@ -324,7 +307,5 @@ SCHEMAS: Mapping[str, Schema] = {
         }
     ),
     "Adapters": array(record({"id": COUNT, "path": STRING, "scale": NUMBER, "name": STRING})),
-    "Dialects": record(
-        {"object": {"const": "list"}, "header": STRING, "default": STRING, "data": array({"type": "object"})}
-    ),
+    "Dialects": record({"object": {"const": "list"}, "header": STRING, "default": STRING, "data": array(OBJECT)}),
 }

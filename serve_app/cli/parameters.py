@@ -89,10 +89,11 @@ def _schemas(kind: str) -> Mapping[str, Any]:
     from serve_app.api.dialects import UNION
     from serve_app.api.forms.form import Terms
     from serve_app.api.limits import DEFAULT_LIMITS
-    from serve_app.api.openapi import chat_schema, completion_schema
+    from serve_app.api.openapi import body_schema
+    from serve_app.api.parse import CHAT, COMPLETION
 
     terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
-    schema = chat_schema(terms) if kind == "ChatRequest" else completion_schema(terms)
+    schema = body_schema(CHAT if kind == "ChatRequest" else COMPLETION, terms)
     found: Mapping[str, Any] = schema["properties"]
     return found
 

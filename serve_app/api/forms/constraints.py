@@ -6,18 +6,30 @@ Here only their form is read. What they say is judged by the model's replica, wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import Boolean, Form, Schema, Terms, Value
+from serve_app.api.forms.form import Boolean, Form, Terms, Value
+from serve_app.api.forms.schema import (
+    BOOLEAN,
+    NOTHING,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    either,
+    nullable,
+    record,
+    string,
+    tagged,
+)
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import Constraint, ConstraintKind
 
 ANY_OBJECT: Mapping[str, object] = MappingProxyType({"type": "object"})
-NULL: Schema = {"type": "null"}
 JSON_TEXT = "an object, or JSON of one in a string"
 
 
@@ -69,7 +81,7 @@ class Grammar:
     def schema(self, terms: Terms) -> Schema:
         text = _text_of(terms)
         values = {"regex": text, "lark": text, "json_schema": _json_of(terms), "llguidance": _json_of(terms)}
-        return {"anyOf": [text, *(_typed(name, {"value": values[name]}, ["value"]) for name in TAGGED)]}
+        return either(text, *(tagged(name, {"value": values[name]}) for name in TAGGED))
 
     def read(self, value: Value) -> Constraint | None:
         if isinstance(value.sent, str):
@@ -91,22 +103,18 @@ class ResponseFormat:
         return f'an object whose "type" is {_one_of(FORMATS)}, with what belongs to it'
 
     def schema(self, terms: Terms) -> Schema:
-        source = _json_of(terms)
-        named: Schema = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
-        wrapper = _with({"schema": source}, ["schema"])
-        bare = {"anyOf": [_text_of(terms), {"type": "object", "not": {"anyOf": [{"required": ["schema"]}, named]}}]}
-        empty = {"anyOf": [NULL, _with({"schema": NULL}, ["schema"]), {**named, "not": {"required": ["schema"]}}]}
-        return {
-            "anyOf": [
-                _typed("text"),
-                _typed("json_object", {"schema": {"anyOf": [*source["anyOf"], NULL]}}),
-                _typed("json_schema", {"json_schema": wrapper}, ["json_schema"]),
-                _typed("json_schema", {"json_schema": bare}, ["json_schema"]),
-                _typed("json_schema", {"json_schema": empty, "schema": source}, ["schema"]),
-                _typed("grammar", {"grammar": {**_text_of(terms), "minLength": 1}}, ["grammar"]),
-                _typed("structural_tag"),
-            ]
-        }
+        source, has_schema, named = _json_of(terms), {"required": ["schema"]}, record({"name": STRING})
+        bare = either(_text_of(terms), {**OBJECT, "not": either(has_schema, named)})
+        empty = nullable(record({"schema": NOTHING}), {**named, "not": has_schema})
+        return either(
+            tagged("text"),
+            tagged("json_object", schema=nullable(*source["anyOf"])),
+            tagged("json_schema", {"json_schema": record({"schema": source})}),
+            tagged("json_schema", {"json_schema": bare}),
+            tagged("json_schema", {"schema": source}, json_schema=empty),
+            tagged("grammar", {"grammar": {**_text_of(terms), "minLength": 1}}),
+            tagged("structural_tag"),
+        )
 
     def read(self, value: Value) -> Constraint | None:
         kind = value.sent.get("type") if isinstance(value.sent, dict) else None
@@ -226,22 +234,12 @@ def _refuse_constant(literal: str) -> NoReturn:
 
 
 def _text_of(terms: Terms) -> Schema:
-    return {"type": "string", "maxLength": terms.limits.max_constraint_chars}
+    return string(most=terms.limits.max_constraint_chars)
 
 
 def _json_of(terms: Terms) -> Schema:
     """Return the schema of an object, or of JSON of one in a string."""
-    return {"anyOf": [{"type": "object"}, {**_text_of(terms), "contentMediaType": "application/json"}]}
-
-
-def _with(members: Mapping[str, Schema], required: list[str]) -> Schema:
-    """Return the schema of an object with these members and any others."""
-    return {"type": "object", "required": required, "properties": dict(members)}
-
-
-def _typed(kind: str, members: Mapping[str, Schema] = MappingProxyType({}), required: Sequence[str] = ()) -> Schema:
-    """Return the schema of an object of this type."""
-    return _with({"type": {"const": kind}, **members}, ["type", *required])
+    return either(OBJECT, {**_text_of(terms), "contentMediaType": "application/json"})
 
 
 def _one_of(options: Mapping[str, object]) -> str:
@@ -257,8 +255,7 @@ class Choices:
         return f"a list of one or more non-empty strings, {_bound(terms)} together"
 
     def schema(self, terms: Terms) -> Schema:
-        one = {"type": "string", "minLength": 1, "maxLength": terms.limits.max_constraint_chars}
-        return {"type": "array", "items": one, "minItems": 1}
+        return array(string(least=1, most=terms.limits.max_constraint_chars), least=1)
 
     def read(self, value: Value) -> Constraint:
         if not isinstance(value.sent, list) or not value.sent:
@@ -304,7 +301,7 @@ class AnyObject:
         return "a boolean"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "boolean"}
+        return BOOLEAN
 
     def read(self, value: Value) -> Constraint | None:
         is_wanted = Boolean().read(value)
@@ -319,9 +316,7 @@ class StructuralTag:
         return f'a structural tag, which is an object of "type" "structural_tag" or JSON of one, {_bound(terms)}'
 
     def schema(self, terms: Terms) -> Schema:
-        text = {**_text_of(terms), "contentMediaType": "application/json"}
-        tag = {"type": "object", "required": ["type"], "properties": {"type": {"const": "structural_tag"}}}
-        return {"anyOf": [text, tag]}
+        return either({**_text_of(terms), "contentMediaType": "application/json"}, tagged("structural_tag"))
 
     def read(self, value: Value) -> Constraint | None:
         if value.sent == "":
@@ -355,14 +350,10 @@ class StructuredOutputs:
         return f'an object with one of {kinds}, and "{COMPACT}" where JSON is to be without white space'
 
     def schema(self, terms: Terms) -> Schema:
-        options = {COMPACT: {"type": ["boolean", "null"]}, **dict.fromkeys(NEUTRAL_OPTIONS, NULL)}
-        none = {**dict.fromkeys(KINDS, NULL), **options}
-        return {
-            "anyOf": [
-                {"type": "object", "properties": {**none, name: kind.schema(terms)}, "additionalProperties": False}
-                for name, kind in KINDS.items()
-            ]
-        }
+        options = {COMPACT: {"type": ["boolean", "null"]}, **dict.fromkeys(NEUTRAL_OPTIONS, NOTHING)}
+        none = {**dict.fromkeys(KINDS, NOTHING), **options}
+        kinds = KINDS.items()
+        return either(*(record(optional={**none, name: kind.schema(terms)}, is_closed=True) for name, kind in kinds))
 
     def read(self, value: Value) -> Constraint | None:
         if not isinstance(value.sent, dict):

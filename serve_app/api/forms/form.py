@@ -16,10 +16,10 @@ from pydantic.fields import FieldInfo
 
 from serve_app.api.dialects import Dialect
 from serve_app.api.error_text import shown
+from serve_app.api.forms.schema import BOOLEAN, STRING, Schema, array, either, nullable, record, string
 from serve_app.api.limits import INT32_MAX, MAX_TOKEN_ID, WireLimits
 from serve_app.core.errors import InvalidRequest
 
-Schema = dict[str, Any]
 MAX_TOLD = 200
 """Names of what was ignored in one request."""
 
@@ -201,7 +201,7 @@ class CountOrFlag:
         return f"{self.count.words(terms)}, or a boolean"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [self.count.schema(terms), {"type": "boolean"}]}
+        return either(self.count.schema(terms), BOOLEAN)
 
     def read(self, value: Value) -> int | None:
         if isinstance(value.sent, bool):
@@ -233,7 +233,7 @@ class Boolean:
         return "a boolean"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "boolean"}
+        return BOOLEAN
 
     def read(self, value: Value) -> bool:
         if not isinstance(value.sent, bool):
@@ -254,12 +254,7 @@ class Text:
         return kind if self.max_chars is None else f"{kind} of at most {self.max_chars(terms)} characters"
 
     def schema(self, terms: Terms) -> Schema:
-        schema: Schema = {"type": "string"}
-        if self.min_chars:
-            schema["minLength"] = self.min_chars
-        if self.max_chars is not None:
-            schema["maxLength"] = self.max_chars(terms)
-        return schema
+        return string(least=self.min_chars, most=None if self.max_chars is None else self.max_chars(terms))
 
     def read(self, value: Value) -> str:
         if not (isinstance(value.sent, str) and self._holds(len(value.sent), value.terms)):
@@ -282,7 +277,7 @@ class FlagOr:
         return f'a boolean or "{self._word}"'
 
     def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [{"type": "boolean"}, {"const": self._word}]}
+        return either(BOOLEAN, {"const": self._word})
 
     def read(self, value: Value) -> bool | str:
         if isinstance(value.sent, bool):
@@ -323,8 +318,7 @@ class Members:
         return "an object with the booleans " + " and ".join(f'"{name}"' for name in self.names)
 
     def schema(self, terms: Terms) -> Schema:
-        boolean = {"anyOf": [{"type": "boolean"}, {"type": "null"}]}
-        return {"type": "object", "properties": dict.fromkeys(self.names, boolean)}
+        return record(optional=dict.fromkeys(self.names, nullable(BOOLEAN)))
 
     def read(self, value: Value) -> dict[str, object]:
         if not isinstance(value.sent, dict):
@@ -347,8 +341,8 @@ class Strings:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        one = {"type": "string", "maxLength": terms.limits.max_stop_chars}
-        return {"anyOf": [one, {"type": "array", "items": one, "maxItems": self.max_strings(terms)}]}
+        one = string(most=terms.limits.max_stop_chars)
+        return either(one, array(one, most=self.max_strings(terms)))
 
     def read(self, value: Value) -> tuple[str, ...]:
         if isinstance(value.sent, str):
@@ -367,7 +361,7 @@ class Paths:
         return f"a list of at most {terms.limits.max_stop_strings} strings"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "array", "items": {"type": "string"}, "maxItems": terms.limits.max_stop_strings}
+        return array(STRING, most=terms.limits.max_stop_strings)
 
     def read(self, value: Value) -> tuple[str, ...]:
         elements = value.elements(value.terms.limits.max_stop_strings, self.words(value.terms))
@@ -386,8 +380,8 @@ class Breakers:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        one = {"type": "string", "minLength": 1, "maxLength": terms.limits.max_stop_chars}
-        return {"type": "array", "items": one, "minItems": 1, "maxItems": terms.limits.max_stop_strings}
+        one = string(least=1, most=terms.limits.max_stop_chars)
+        return array(one, least=1, most=terms.limits.max_stop_strings)
 
     def read(self, value: Value) -> tuple[str, ...]:
         words = self.words(value.terms)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.forms.form import Terms, Value
+from serve_app.api.forms.schema import STRING, Schema, array, either
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import MARKER, Image, Prompt
@@ -45,7 +46,7 @@ class Images:
 
     def schema(self, terms: Terms) -> Schema:
         flat = images_schema(terms.limits)
-        return {"anyOf": [flat, {"type": "array", "items": flat, "maxItems": terms.limits.max_prompts}]}
+        return either(flat, array(flat, most=terms.limits.max_prompts))
 
     def read(self, value: Value) -> Illustrations:
         """Return the images; empty lists count as none."""
@@ -64,11 +65,7 @@ class Images:
 def images_schema(limits: WireLimits) -> Schema:
     """Return the schema of a list of images."""
     most = (limits.max_image_bytes + 2) // 3 * 4 + MAX_HEADER_CHARS
-    return {
-        "type": "array",
-        "items": {"type": "string", "pattern": PATTERN, "maxLength": most},
-        "maxItems": limits.max_images,
-    }
+    return array({**STRING, "pattern": PATTERN, "maxLength": most}, most=limits.max_images)
 
 
 def read_images(sent: Sequence[object], path: str, limits: WireLimits) -> tuple[Image, ...]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import Schema, Terms, Value
+from serve_app.api.forms.form import Terms, Value
 from serve_app.api.forms.images import images_schema, read_image
+from serve_app.api.forms.schema import BOOLEAN, OBJECT, STRING, Schema, array, either, nullable, record, string, tagged
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.prompt import Image
@@ -23,39 +24,17 @@ ASKING = ("system", "developer", "user", "tool")
 REASONING = ("reasoning_content", "thinking", "reasoning")
 TEXTS = ("name", "tool_call_id", *REASONING)
 """Members that are strings where they are there."""
-NULL: Schema = {"type": "null"}
-TEXT: Schema = {"type": "string"}
 PART_TYPES = ("text", "refusal")
-TEXT_PART: Schema = {
-    "anyOf": [
-        {
-            "type": "object",
-            "required": ["type", kind],
-            "properties": {"type": {"const": kind}, kind: TEXT},
-        }
-        for kind in PART_TYPES
-    ]
-}
-CONTENT: Schema = {"anyOf": [TEXT, {"type": "array", "items": TEXT_PART}]}
+TEXT_PARTS = [tagged(kind, {kind: STRING}) for kind in PART_TYPES]
+CONTENT = [STRING, array(either(*TEXT_PARTS))]
 IMAGE = "image_url"
 MEDIA = ("image", "audio", "video", "file")
 """Words of parts that are not read, or not in every message."""
-TOOL_CALL: Schema = {
-    "type": "object",
-    "required": ["function"],
-    "properties": {
-        "id": {"anyOf": [TEXT, NULL]},
-        "type": {"enum": ["function", None]},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": {"type": "string", "minLength": 1},
-                "arguments": {"anyOf": [{"type": "object"}, {**TEXT, "contentMediaType": "application/json"}, NULL]},
-            },
-        },
-    },
-}
+ARGUMENTS = nullable(OBJECT, {**STRING, "contentMediaType": "application/json"})
+TOOL_CALL = record(
+    {"function": record({"name": string(least=1)}, optional={"arguments": ARGUMENTS})},
+    optional={"id": nullable(STRING), "type": {"enum": ["function", None]}},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +48,21 @@ class Messages:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        parts = {"anyOf": [*TEXT_PART["anyOf"], _image_part(terms)]}
-        content: Schema = {"anyOf": [TEXT, {"type": "array", "items": parts}]}
-        silent = {"anyOf": [*CONTENT["anyOf"], NULL]}
-        calls = {"type": "array", "items": TOOL_CALL}
-        others = {name: {"anyOf": [TEXT, NULL]} for name in TEXTS} | {"tool_calls": {"anyOf": [calls, NULL]}}
-        asks = _message({"enum": list(ASKING)}, {**others, "content": content}, ["content"])
-        says = _message({"const": "assistant"}, {**others, "content": silent}, ["content"])
-        demanded = {"tool_calls": {**calls, "minItems": 1}, **dict.fromkeys(REASONING, TEXT)}
-        acts = [
-            _message({"const": "assistant"}, {**others, "content": silent, name: demanded[name]}, [name])
-            for name in demanded
-        ]
-        other_role = {"type": "string", "minLength": 1, "not": {"enum": list(ROLES)}}
-        other = _message(other_role, {**others, "content": {"anyOf": [*content["anyOf"], NULL]}}, [])
-        items = {"anyOf": [asks, says, *acts, other]}
-        return {"type": "array", "items": items, "minItems": 1, "maxItems": terms.limits.max_messages}
+        content = [STRING, array(either(*TEXT_PARTS, _image_part(terms)))]
+        others = {**dict.fromkeys(TEXTS, nullable(STRING)), "tool_calls": nullable(array(TOOL_CALL))}
+        silent = {"content": nullable(*CONTENT)}
+        assistant = {"role": {"const": "assistant"}}
+        demanded = {"tool_calls": array(TOOL_CALL, least=1), **dict.fromkeys(REASONING, STRING)}
+        kinds = (
+            record({"role": {"enum": list(ASKING)}, "content": either(*content)}, optional=others),
+            record(assistant | silent, optional=others),
+            *(record({**assistant, name: demanded[name]}, optional=_but(name, others | silent)) for name in demanded),
+            record(
+                {"role": {**string(least=1), "not": {"enum": list(ROLES)}}},
+                optional={**others, "content": nullable(*content)},
+            ),
+        )
+        return array(either(*kinds), least=1, most=terms.limits.max_messages)
 
     def read(self, value: Value) -> tuple[Message, ...]:
         terms = value.terms
@@ -128,13 +106,7 @@ def _num_chars(message: Message) -> int:
 
 def _image_part(terms: Terms) -> Schema:
     url = images_schema(terms.limits)["items"]
-    inner = {"type": "object", "required": ["url"], "properties": {"url": url}}
-    image: Schema = {"anyOf": [url, inner]}
-    return {
-        "type": "object",
-        "required": ["type", IMAGE],
-        "properties": {"type": {"const": IMAGE}, IMAGE: image},
-    }
+    return tagged(IMAGE, {IMAGE: either(url, record({"url": url}))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,15 +119,12 @@ class TemplateVariables:
         return f"an object of variables for the chat template, none of them {', '.join(sorted(self.taken))}"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "object", "properties": {name: {"not": {}} for name in sorted(self.taken)}}
+        return record(optional={name: {"not": {}} for name in sorted(self.taken)})
 
     def read(self, value: Value) -> dict[str, object]:
         if not isinstance(value.sent, dict) or self.taken & value.sent.keys():
             raise value.refused(self.words(value.terms))
-        limit = value.terms.limits.max_constraint_chars
-        num_chars = len(json.dumps(value.sent, ensure_ascii=False))
-        if num_chars > limit:
-            raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(num_chars))
+        _check_size(value)
         return value.sent
 
 
@@ -167,19 +136,19 @@ class Documents:
         return f"a list of objects, of at most {terms.limits.max_constraint_chars} characters together"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "array", "items": {"type": "object"}}
+        return array(OBJECT)
 
     def read(self, value: Value) -> list[dict[str, object]]:
         if not isinstance(value.sent, list) or not all(isinstance(each, dict) for each in value.sent):
             raise value.refused(self.words(value.terms))
-        limit, num_chars = value.terms.limits.max_constraint_chars, len(json.dumps(value.sent, ensure_ascii=False))
-        if num_chars > limit:
-            raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(num_chars))
+        _check_size(value)
         return value.sent
 
 
-def _message(role: Schema, members: Mapping[str, Schema], required: list[str]) -> Schema:
-    return {"type": "object", "properties": {"role": role, **members}, "required": ["role", *required]}
+def _check_size(value: Value) -> None:
+    limit, num_chars = value.terms.limits.max_constraint_chars, len(json.dumps(value.sent, ensure_ascii=False))
+    if num_chars > limit:
+        raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(num_chars))
 
 
 def _read(sent: object, path: str, limits: WireLimits) -> Message:
@@ -195,7 +164,7 @@ def _read(sent: object, path: str, limits: WireLimits) -> Message:
             _text(message[name], f"{path}.{name}")
     if "tool_calls" in message:
         message["tool_calls"] = _calls(message["tool_calls"], f"{path}.tool_calls")
-        message = message if message["tool_calls"] else _without(message, "tool_calls")
+        message = message if message["tool_calls"] else _but("tool_calls", message)
     content = sent.get("content")
     says_otherwise = any(name in message for name in ("tool_calls", *REASONING))
     if content is None and "content" in sent and role not in ASKING:
@@ -205,8 +174,9 @@ def _read(sent: object, path: str, limits: WireLimits) -> Message:
     return message
 
 
-def _without(message: Message, name: str) -> Message:
-    return {each: value for each, value in message.items() if each != name}
+def _but(name: str, members: Message) -> Message:
+    """Return the members without that of this name."""
+    return {each: value for each, value in members.items() if each != name}
 
 
 def _content(sent: object, path: str, limits: WireLimits | None) -> str | list[Message]:
@@ -292,17 +262,15 @@ class ToolList:
         return f"a list of at most {MAX_TOOLS} functions, of {limit} characters in all, each {one}"
 
     def schema(self, terms: Terms) -> Schema:
-        function = {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-                "description": _nullable({"type": "string"}),
-                "parameters": _nullable({"type": "object", "properties": {"type": {"const": "object"}}}),
-                "strict": _nullable({"type": "boolean"}),
+        function = record(
+            {"name": {**STRING, "pattern": f"^{NAME.pattern}$"}},
+            optional={
+                "description": nullable(STRING),
+                "parameters": nullable(record(optional={"type": {"const": "object"}})),
+                "strict": nullable(BOOLEAN),
             },
-        }
-        return {"type": "array", "maxItems": MAX_TOOLS, "items": _of_function(function)}
+        )
+        return array(tagged("function", {"function": function}), most=MAX_TOOLS)
 
     def read(self, value: Value) -> tuple[Tool, ...]:
         elements = value.elements(MAX_TOOLS, self.words(value.terms))
@@ -326,21 +294,10 @@ class Choice:
         return f'"none" or "auto" or "required", or {TOOL_WORDS}, or one of "type" "allowed_tools"'
 
     def schema(self, terms: Terms) -> Schema:
-        named = _of_function({"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}})
-        allowed = {
-            "type": "object",
-            "required": ["mode", "tools"],
-            "properties": {
-                "mode": {"enum": ["auto", "required"]},
-                "tools": {"type": "array", "items": named, "minItems": 1, "maxItems": MAX_TOOLS},
-            },
-        }
-        of_allowed = {
-            "type": "object",
-            "required": ["type", "allowed_tools"],
-            "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": allowed},
-        }
-        return {"anyOf": [{"enum": list(MODES)}, named, of_allowed]}
+        named = tagged("function", {"function": record({"name": STRING})})
+        tools = array(named, least=1, most=MAX_TOOLS)
+        allowed = record({"mode": {"enum": ["auto", "required"]}, "tools": tools})
+        return either({"enum": list(MODES)}, named, tagged("allowed_tools", {"allowed_tools": allowed}))
 
     def read(self, value: Value) -> ToolChoice:
         match value.sent:
@@ -405,15 +362,3 @@ def _parameters(path: str, parameters: object) -> Mapping[str, Any] | None:
     if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
         raise _refused(f"{path}.parameters", "the JSON schema of an object", parameters)
     return parameters
-
-
-def _of_function(function: Schema) -> Schema:
-    return {
-        "type": "object",
-        "required": ["type", "function"],
-        "properties": {"type": {"const": "function"}, "function": function},
-    }
-
-
-def _nullable(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}

@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import get_args
 
 from serve_app.api.error_text import nearest
-from serve_app.api.forms.form import TOKEN_ID, Real, Schema, Terms, Text, Value, integral, is_token_id
+from serve_app.api.forms.form import TOKEN_ID, Real, Terms, Text, Value, integral, is_token_id
+from serve_app.api.forms.schema import OBJECT, Schema, array, either, nullable, record, string
 from serve_app.core.names import MAX_SCALE
 from serve_app.core.request import SamplerName
 
@@ -23,8 +24,7 @@ class ModelNames:
         return f"{NAME.words(terms)}, or a list of 1 to {terms.limits.max_models} of them"
 
     def schema(self, terms: Terms) -> Schema:
-        names = {"type": "array", "items": NAME.schema(terms), "minItems": 1, "maxItems": terms.limits.max_models}
-        return {"anyOf": [NAME.schema(terms), names]}
+        return either(NAME.schema(terms), array(NAME.schema(terms), least=1, most=terms.limits.max_models))
 
     def read(self, value: Value) -> str | tuple[str, ...]:
         if isinstance(value.sent, str):
@@ -53,9 +53,8 @@ class AdapterNames:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        name = {"type": "string", "minLength": 1}
-        names = {"type": "array", "items": {"anyOf": [name, {"type": "null"}]}, "maxItems": terms.limits.max_prompts}
-        return {"anyOf": [name, names]}
+        name = string(least=1)
+        return either(name, array(nullable(name), most=terms.limits.max_prompts))
 
     def read(self, value: Value) -> str | tuple[str | None, ...]:
         if isinstance(value.sent, str):
@@ -88,14 +87,8 @@ class AdapterScales:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        element = {
-            "type": "object",
-            "properties": {"id": TOKEN_ID, "scale": SCALE.schema(terms)},
-            "required": ["id", "scale"],
-            "additionalProperties": False,
-        }
-        none = {"type": "object", "maxProperties": 0}
-        return {"anyOf": [{"type": "array", "items": element, "maxItems": terms.limits.max_n}, none]}
+        element = record({"id": TOKEN_ID, "scale": SCALE.schema(terms)}, is_closed=True)
+        return either(array(element, most=terms.limits.max_n), {**OBJECT, "maxProperties": 0})
 
     def read(self, value: Value) -> tuple[tuple[int, float], ...]:
         """Return pairs of a number and a scale, as they were sent."""
@@ -131,7 +124,7 @@ class Samplers:
         return f"a list of these names, each at most once, others being ignored: {', '.join(SAMPLERS)}"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"type": "array", "items": {"enum": list(SAMPLER_NAMES)}, "uniqueItems": True}
+        return {**array({"enum": list(SAMPLER_NAMES)}), "uniqueItems": True}
 
     def read(self, value: Value) -> tuple[SamplerName, ...]:
         names: list[SamplerName] = []

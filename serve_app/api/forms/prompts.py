@@ -8,8 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import TOKEN_ID, Schema, Terms, Value, integral, is_token_id
+from serve_app.api.forms.form import TOKEN_ID, Terms, Value, integral, is_token_id
 from serve_app.api.forms.images import images_schema, in_places, read_images
+from serve_app.api.forms.schema import (
+    INTEGER,
+    NUMBER,
+    STRING,
+    Schema,
+    array,
+    either,
+    mapping,
+    nullable,
+    record,
+    string,
+    tagged,
+)
 from serve_app.api.limits import MAX_TOKEN_ID, WireLimits
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import MARKER, MEDIA_MARKER, Prompt
@@ -30,27 +43,12 @@ class Prompts:
 
     def schema(self, terms: Terms) -> Schema:
         limits = terms.limits
-        text = {"type": "string", "minLength": 1, "maxLength": limits.max_prompt_chars}
-        element = {"anyOf": [TOKEN_ID, {"type": "string"}]} if terms.dialect.takes_mixed_prompts else TOKEN_ID
-        tokens = {  # a list of strings alone is a list of prompts
-            "type": "array",
-            "items": element,
-            "contains": TOKEN_ID,
-            "minItems": 1,
-            "maxItems": limits.max_prompt_ids,
-        }
-        tagged = {
-            "type": "object",
-            "properties": {
-                TEXT: {"anyOf": [text, tokens]},
-                IMAGES: {"anyOf": [{"type": "null"}, images_schema(limits)]},
-            },
-            "required": [TEXT],
-            "additionalProperties": False,
-        }
-        one = {"anyOf": [text, tokens, tagged]}
-        several = {"type": "array", "items": one, "minItems": 1, "maxItems": limits.max_prompts}
-        return {"anyOf": [text, tokens, tagged, several]}
+        text = string(least=1, most=limits.max_prompt_chars)
+        element = either(TOKEN_ID, STRING) if terms.dialect.takes_mixed_prompts else TOKEN_ID
+        tokens = {**array(element, least=1, most=limits.max_prompt_ids), "contains": TOKEN_ID}  # else a list of prompts
+        illustrated = {IMAGES: nullable(images_schema(limits))}
+        forms = text, tokens, record({TEXT: either(text, tokens)}, optional=illustrated, is_closed=True)
+        return either(*forms, array(either(*forms), least=1, most=limits.max_prompts))
 
     def read(self, value: Value) -> tuple[Prompt, ...]:
         return parse_prompts(value.sent, value.terms.limits)
@@ -202,9 +200,8 @@ class TokenList:
         return f"a list of {'1 to' if self.is_needed else 'at most'} {self.max_ids(terms)} token ids"
 
     def schema(self, terms: Terms) -> Schema:
-        items = {"anyOf": [TOKEN_ID, {"type": "null"}]} if self.skips_null else TOKEN_ID
-        least = {"minItems": 1} if self.is_needed else {}
-        return {"type": "array", "items": items, **least, "maxItems": self.max_ids(terms)}
+        items = nullable(TOKEN_ID) if self.skips_null else TOKEN_ID
+        return array(items, least=int(self.is_needed), most=self.max_ids(terms))
 
     def read(self, value: Value) -> tuple[int, ...]:
         words = self.words(value.terms)
@@ -237,15 +234,10 @@ class LogitBias:
 
     def schema(self, terms: Terms) -> Schema:
         most = terms.limits.max_logit_bias
-        bias = {"anyOf": [{"type": "number"}, {"const": False}]}
-        key = {"anyOf": [{"type": "integer"}, {"type": "string"}]}  # of which vocabulary, the model says
+        bias = either(NUMBER, {"const": False})
+        key = either(INTEGER, STRING)  # of which vocabulary, the model says
         pair = {"type": "array", "prefixItems": [key, bias], "minItems": 2, "maxItems": 2}
-        return {
-            "anyOf": [
-                {"type": "object", "additionalProperties": bias, "maxProperties": most},
-                {"type": "array", "items": pair, "maxItems": most},
-            ]
-        }
+        return either({**mapping(bias), "maxProperties": most}, array(pair, most=most))
 
     def read(self, value: Value) -> tuple[tuple[int | str, float], ...]:
         most = value.terms.limits.max_logit_bias
@@ -303,8 +295,8 @@ class Prediction:
         )
 
     def schema(self, terms: Terms) -> Schema:
-        text = {"type": "string", "maxLength": terms.limits.max_prompt_chars}
-        return _record(CONTENT, {"anyOf": [text, {"type": "array", "items": _record("text", text)}]})
+        text = string(most=terms.limits.max_prompt_chars)
+        return tagged(CONTENT, {CONTENT: either(text, array(tagged("text", {"text": text})))})
 
     def read(self, value: Value) -> str:
         content = _member(value.sent, kind=CONTENT)
@@ -324,7 +316,7 @@ class Speculation:
         return f"a string of at most {terms.limits.max_prompt_chars} characters or {TEXT_IDS.words(terms)}"
 
     def schema(self, terms: Terms) -> Schema:
-        return {"anyOf": [{"type": "string", "maxLength": terms.limits.max_prompt_chars}, TEXT_IDS.schema(terms)]}
+        return either(string(most=terms.limits.max_prompt_chars), TEXT_IDS.schema(terms))
 
     def read(self, value: Value) -> str | tuple[int, ...]:
         if isinstance(value.sent, str) and len(value.sent) <= value.terms.limits.max_prompt_chars:
@@ -337,7 +329,3 @@ class Speculation:
 def _member(sent: object, *, kind: str) -> object:
     """Return what is under the name of its own type; None if it is of another type."""
     return sent.get(kind) if isinstance(sent, dict) and sent.get(TYPE) == kind else None
-
-
-def _record(kind: str, content: Schema) -> Schema:
-    return {"type": "object", "properties": {TYPE: {"const": kind}, kind: content}, "required": [TYPE, kind]}
