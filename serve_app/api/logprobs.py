@@ -25,6 +25,9 @@ class LegacyLogprobs:
     top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
     text_offset: list[Count] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        return len(self.tokens)
+
     def extend(
         self, entries: Iterable[TokenLogprob], *, shift: int = 0, num_top: int | None = None, by_id: bool = False
     ) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 from urllib.parse import quote
 
 from serve_app.api.completion import CompletionRequest
@@ -33,70 +33,94 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
+class ChoicePart:
+    """What one chunk adds to a choice of any kind, or the whole choice; without a finish reason while it goes on.
 
-    token_ids, prompt_token_ids, prompt_logprobs: None where they were not asked for; a body leaves them out then
+    model:           the model that answers, where several do
     has_stop_reason: whether it says in vLLM's terms, too, what ended it
     stop_reason:     the stop string or the stop token; None where the model's own end did, or length
-    model: that answers, where several do
-    tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
+    token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
     """
 
     index: int
-    text: str
-    logprobs: LegacyLogprobs | None = None
+    model: str | None = None
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
-    token_ids: tuple[int, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    prompt_logprobs: list[dict[str, object] | None] | None = None
     has_stop_reason: bool = False
     stop_reason: str | int | None = None
-    model: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+    token_ids: tuple[int, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
     recording: ShownRecording | None = None
+
+    def without_recording(self) -> Self:
+        return self if self.recording is None else replace(self, recording=None)
+
+    def recording_alone(self) -> Self:
+        return type(self)(index=self.index, recording=self.recording, model=self.model)
+
+    def joined_ids(self, parts: Sequence[ChoicePart]) -> Self:
+        """Return the last part with the token ids of all."""
+        ids = None if self.token_ids is None else tuple(each for part in parts for each in part.token_ids or ())
+        return replace(self, token_ids=ids, prompt_token_ids=parts[0].prompt_token_ids)
+
+    def end(self) -> dict[str, object]:
+        """Return what ended the choice."""
+        reason = None if self.finish_reason is None else self.finish_reason.value
+        return {"finish_reason": reason, "matched_stop": self.matched_stop}
+
+    def extras(self, lists: Mapping[str, Sequence[object] | None] | None = None) -> dict[str, object]:
+        """Return the members that are there only where they were asked for, or where there is something to tell.
+
+        lists: further ones; None where they were not asked for
+        """
+        lists = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids, **(lists or {})}
+        return {
+            **({} if self.model is None else {"model": self.model}),
+            **({"stop_reason": self.stop_reason} if self.has_stop_reason else {}),
+            **{name: list(each) for name, each in lists.items() if each is not None},
+            **({} if self.recording is None else self.recording.members()),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice(ChoicePart):
+    """A choice of a completion, or a part of one.
+
+    logprobs, prompt_logprobs: None where they were not asked for
+    tool_calls: that the whole text is, beside its end; a body leaves them out where it is none
+    """
+
+    text: str = ""
+    logprobs: LegacyLogprobs | None = None
+    prompt_logprobs: list[dict[str, object] | None] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def is_silent(self) -> bool:
         """Whether it shows nothing that a client waits for."""
         of_prompt = self.prompt_token_ids or self.prompt_logprobs
-        shown = self.text or self.token_ids or self.logprobs or self.finish_reason or of_prompt
-        return not shown and self.recording is None
-
-    def without_recording(self) -> Choice:
-        return self if self.recording is None else replace(self, recording=None)
+        return not (self.text or self.token_ids or self.logprobs or self.finish_reason or of_prompt or self.recording)
 
     def with_text(self, text: str) -> Choice:
         return replace(self, text=text)
 
-    def recording_alone(self) -> Choice:
-        return Choice(index=self.index, text="", recording=self.recording, model=self.model)
+    def joined(self, parts: Sequence[Choice]) -> Choice:
+        """Return the whole choice of these parts, of which this is the last."""
+        logprobs = None if self.logprobs is None else LegacyLogprobs()
+        if logprobs is not None:
+            for part in parts:
+                logprobs.append(part.logprobs or LegacyLogprobs())
+        text, of_prompt = "".join(part.text for part in parts), parts[0].prompt_logprobs
+        return replace(self.joined_ids(parts), text=text, logprobs=logprobs, prompt_logprobs=of_prompt)
 
     def body(self) -> dict[str, object]:
-        return {
-            "index": self.index,
-            "text": self.text,
-            "logprobs": None if self.logprobs is None else self.logprobs.body(),
-            "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
-            "matched_stop": self.matched_stop,
-            **self.optional(),
-        }
+        logprobs = None if self.logprobs is None else self.logprobs.body()
+        return {"index": self.index, "text": self.text, "logprobs": logprobs, **self.end(), **self.optional()}
 
     def optional(self) -> dict[str, object]:
-        """The members that are there only where they were asked for, or where there is something to tell."""
-        lists = {
-            "token_ids": self.token_ids,
-            "prompt_token_ids": self.prompt_token_ids,
-            "prompt_logprobs": self.prompt_logprobs,
-        }
-        found: dict[str, object] = {} if self.model is None else {"model": self.model}
-        if self.has_stop_reason:
-            found["stop_reason"] = self.stop_reason
-        found |= {name: list(each) for name, each in lists.items() if each is not None}
-        if self.tool_calls:
-            found["tool_calls"] = [call.body() for call in self.tool_calls]
-        return found if self.recording is None else found | self.recording.members()
+        """Return the members of a body that may be absent."""
+        calls = [call.body() for call in self.tool_calls] or None
+        return self.extras({"prompt_logprobs": self.prompt_logprobs, "tool_calls": calls})
 
 
 class Shown(Protocol):
@@ -170,30 +194,18 @@ ESCAPED = re.compile(r"bytes:((?:\\x[0-9a-f]{2})+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatChoice:
-    """One choice of a body, or what one chunk adds to it; without a finish reason while it goes on.
+class ChatChoice(ChoicePart):
+    """A message, or a part of one.
 
     role:     only where the choice begins
-    model:    that answers, where several do
-    has_stop_reason, stop_reason: as of `Choice`
     logprobs: None where they were not asked for
-    token_ids, prompt_token_ids: None where they were not asked for; a body leaves them out then
     """
 
-    index: int
     role: str | None = None
-    model: str | None = None
     content: str = ""
     reasoning: str = ""
     logprobs: tuple[TokenLogprob, ...] | None = None
-    finish_reason: FinishReason | None = None
-    matched_stop: str | int | None = None
-    has_stop_reason: bool = False
-    stop_reason: str | int | None = None
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    token_ids: tuple[int, ...] | None = None
-    prompt_token_ids: tuple[int, ...] | None = None
-    recording: ShownRecording | None = None
 
     @property
     def is_silent(self) -> bool:
@@ -201,14 +213,18 @@ class ChatChoice:
         shown = (self.role, self.content, self.reasoning, self.logprobs, self.finish_reason, self.token_ids)
         return not any((*shown, self.prompt_token_ids, self.tool_calls, self.recording))
 
-    def without_recording(self) -> ChatChoice:
-        return self if self.recording is None else replace(self, recording=None)
-
     def with_text(self, text: str) -> ChatChoice:
         return replace(self, content=text)
 
-    def recording_alone(self) -> ChatChoice:
-        return ChatChoice(index=self.index, recording=self.recording, model=self.model)
+    def joined(self, parts: Sequence[ChatChoice]) -> ChatChoice:
+        """Return the whole message of these parts, of which this is the last."""
+        return replace(
+            self.joined_ids(parts),
+            content="".join(part.content for part in parts),
+            reasoning="".join(part.reasoning for part in parts),
+            tool_calls=tuple(call for part in parts for call in part.tool_calls),
+            logprobs=None if self.logprobs is None else tuple(each for part in parts for each in part.logprobs or ()),
+        )
 
     def body(self) -> dict[str, object]:
         """Return the choice as a whole response has it."""
@@ -219,7 +235,7 @@ class ChatChoice:
             message["content"] = self.content or None
             message["tool_calls"] = [call.body() for call in joined_calls(self.tool_calls)]
         logprobs = None if self.logprobs is None else chat_logprobs(self.logprobs)
-        return {"index": self.index, "message": message, "logprobs": logprobs, **self._besides()}
+        return {"index": self.index, "message": message, "logprobs": logprobs, **self.end(), **self.extras()}
 
     def chunk(self) -> dict[str, object]:
         """Return what a chunk adds to the choice."""
@@ -231,18 +247,7 @@ class ChatChoice:
         if self.tool_calls:
             delta["tool_calls"] = [call.body() for call in one_per_call(self.tool_calls)]
         logprobs = chat_logprobs(self.logprobs) if self.logprobs else None
-        return {"index": self.index, "delta": delta, "logprobs": logprobs, **self._besides()}
-
-    def _besides(self) -> dict[str, object]:
-        asked = {"token_ids": self.token_ids, "prompt_token_ids": self.prompt_token_ids}
-        return {
-            **({} if self.model is None else {"model": self.model}),
-            "finish_reason": None if self.finish_reason is None else self.finish_reason.value,
-            "matched_stop": self.matched_stop,
-            **({"stop_reason": self.stop_reason} if self.has_stop_reason else {}),
-            **{name: list(ids) for name, ids in asked.items() if ids is not None},
-            **({} if self.recording is None else self.recording.members()),
-        }
+        return {"index": self.index, "delta": delta, "logprobs": logprobs, **self.end(), **self.extras()}
 
 
 def joined_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
@@ -323,7 +328,7 @@ class ChunkWriter(Generic[Chosen]):
 
 def written_choice(choice: Choice) -> str:
     """Return what a chunk adds to a choice of a completion."""
-    logprobs = "null" if choice.logprobs is None else dump(choice.logprobs.body())
+    logprobs = dump(choice.logprobs.body()) if choice.logprobs else "null"
     reason = "null" if choice.finish_reason is None else f'"{choice.finish_reason.value}"'
     matched = "null" if choice.matched_stop is None else json.dumps(choice.matched_stop)
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.forms.messages import text_of
@@ -16,7 +15,6 @@ from serve_app.api.responses import (
     ChatChoice,
     ChunkWriter,
     ResponseHead,
-    completion_body,
     written_message,
 )
 from serve_app.api.sse import Fragment, dump
@@ -28,10 +26,8 @@ from serve_app.router.render import (
     EventComposer,
     Part,
     StreamRenderer,
-    shown_recording,
-    stop_reason_of,
     whole_body,
-    whole_extras,
+    whole_choices,
 )
 from serve_app.router.run import Event, Run
 
@@ -44,10 +40,9 @@ class ChatComposer(EventComposer[ChatChoice]):
     """
 
     def __init__(self, request: ChatRequest, writings: Sequence[Writing]) -> None:
-        super().__init__()
-        self._request = request
+        super().__init__(request, needs_report=request.return_token_ids or request.has_continuous_usage)
+        self._request: ChatRequest = request
         self._writings = writings
-        self._needs_report = request.return_token_ids or request.has_continuous_usage
         self._shows_text_alone = not self._needs_report and request.logprobs is None
         self._readers: dict[int, MessageReader] = {}
 
@@ -86,18 +81,12 @@ class ChatComposer(EventComposer[ChatChoice]):
         delta = event.delta
         gain = self._readers[event.index].read(delta.text, delta.finish)
         return ChatChoice(
-            index=event.index,
-            model=self._request.listed_model_of(event.part),
+            **self._common(event),
             content=gain.content,
             reasoning=gain.reasoning,
             tool_calls=gain.calls,
             logprobs=None if self._request.logprobs is None else delta.logprobs,
             finish_reason=gain.finish_reason,
-            matched_stop=None if delta.finish is None else delta.finish.matched_stop,
-            has_stop_reason=self._request.dialect.has_stop_reason,
-            stop_reason=stop_reason_of(delta, self._request),
-            token_ids=delta.token_ids if self._request.return_token_ids else None,
-            recording=shown_recording(delta, self._request),
         )
 
 
@@ -114,35 +103,8 @@ async def collect_chat(
     run: Run, request: ChatRequest, *, head: ResponseHead, writings: Sequence[Writing]
 ) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
-    composer = ChatComposer(request, writings)
-    parts: list[list[ChatChoice]] = [[] for _ in range(request.num_choices)]
-    async for event in run:
-        for part in composer.add(event):
-            parts[part.choice.index].append(part.choice)
-    choices = [_joined(of_choice) for of_choice in parts]
-    extras = whole_extras(run.stats, request, choices[0].recording)
-    make = partial(completion_body, head, choices, usage=run.stats.usage, extras=extras, kind=CHAT_OBJECT)
-    return await whole_body(make, choices[0].recording)
-
-
-def _joined(parts: Sequence[ChatChoice]) -> ChatChoice:
-    last = parts[-1]
-    token_ids = [part.token_ids for part in parts if part.token_ids is not None]
-    return ChatChoice(
-        index=last.index,
-        model=last.model,
-        content="".join(part.content for part in parts),
-        reasoning="".join(part.reasoning for part in parts),
-        tool_calls=tuple(call for part in parts for call in part.tool_calls),
-        logprobs=None if last.logprobs is None else tuple(each for part in parts for each in part.logprobs or ()),
-        finish_reason=last.finish_reason,
-        matched_stop=last.matched_stop,
-        has_stop_reason=last.has_stop_reason,
-        stop_reason=last.stop_reason,
-        token_ids=None if last.token_ids is None else tuple(token_id for ids in token_ids for token_id in ids),
-        prompt_token_ids=parts[0].prompt_token_ids,
-        recording=last.recording,
-    )
+    choices = await whole_choices(run, ChatComposer(request, writings))
+    return await whole_body(run, request, choices, head=head, kind=CHAT_OBJECT)
 
 
 class ResponseRenderer:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from serve_app.api.completion import CompletionRequest
+from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.native import chosen_fields, native_settings
 from serve_app.api.responses import Choice
 from serve_app.api.sse import dump
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
 from serve_app.core.prompt import Image, Prompt
-from serve_app.router.render import Composer, Part
+from serve_app.router.render import Composer, Part, whole_parts
 from serve_app.router.run import Event, Run
 from serve_app.router.stats import RunStats
 
@@ -22,26 +22,21 @@ class NativeRenderer:
 
     def __init__(self, request: CompletionRequest, stats: RunStats) -> None:
         self._request = request
-        self._composer = Composer(request.model_copy(update={"return_token_ids": True}))  # nosec B105 # no secret
+        self.composer = Composer(request.model_copy(update={"return_token_ids": True}))  # nosec B105 # no secret
         self._stats = stats
         self._has_new_line: set[int] = set()
 
-    def results(self, event: Event) -> list[dict[str, object]]:
-        """What this event adds to its choice."""
-        return [self._result(part) for part in self._composer.add(event)]
-
     def chunks(self, event: Event) -> bytes:
+        results = [self.result(part) for part in self.composer.add(event)]
         fields = self._request.response_fields
-        return b"".join(
-            sse_event(dump(chosen_fields(result, fields) if result["stop"] else result))
-            for result in self.results(event)
-        )
+        return b"".join(sse_event(dump(chosen_fields(each, fields) if each["stop"] else each)) for each in results)
 
     def tail(self) -> bytes:
         """Nothing: llama.cpp's own streams end with the last result."""
         return b""
 
-    def _result(self, part: Part[Choice]) -> dict[str, object]:
+    def result(self, part: Part[Choice]) -> dict[str, object]:
+        """Return what a part adds to its choice, or the whole choice."""
         choice = part.choice
         if "\n" in choice.text:
             self._has_new_line.add(choice.index)
@@ -53,10 +48,10 @@ class NativeRenderer:
             "stop": choice.finish_reason is not None,
             "model": choice.model or self._request.model,
             "tokens_predicted": part.completion_tokens,
-            "tokens_evaluated": self._composer.prompt_tokens(part.part),
+            "tokens_evaluated": self.composer.prompt_tokens(part.part),
         }
-        if choice.logprobs is not None:
-            result["completion_probabilities"] = _probabilities(choice.logprobs.body())
+        if choice.logprobs:
+            result["completion_probabilities"] = _probabilities(choice.logprobs)
         if self._request.timings_per_token or choice.finish_reason is not None:
             result["timings"] = self._timings(part)
         return result if choice.finish_reason is None else result | self._finish(part)
@@ -67,10 +62,10 @@ class NativeRenderer:
             "generation_settings": native_settings(self._request),
             "prompt": _shown_prompt(self._request.prompt_of(part.part)),
             "has_new_line": choice.index in self._has_new_line,
-            "truncated": part.is_context_end or self._composer.is_prompt_cut(part.part),
+            "truncated": part.is_context_end or self.composer.is_prompt_cut(part.part),
             "stop_type": _stop_type(choice),
             "stopping_word": choice.matched_stop if isinstance(choice.matched_stop, str) else "",
-            "tokens_cached": self._composer.prompt_tokens(part.part) + part.completion_tokens,
+            "tokens_cached": self.composer.prompt_tokens(part.part) + part.completion_tokens,
         }
 
     def _timings(self, part: Part[Choice]) -> dict[str, object]:
@@ -81,28 +76,9 @@ class NativeRenderer:
 async def collect_native(run: Run, request: CompletionRequest) -> dict[str, object] | list[dict[str, object]]:
     """Read a run to its end: one result, or a list where there are several choices."""
     renderer = NativeRenderer(request, run.stats)
-    results: list[list[dict[str, object]]] = [[] for _ in range(request.num_choices)]
-    async for event in run:
-        for result in renderer.results(event):
-            index = result["index"]
-            assert isinstance(index, int)
-            results[index].append(result)
-    joined = [chosen_fields(_joined(of_choice), request.response_fields) for of_choice in results]
-    return joined[0] if len(joined) == 1 else joined
-
-
-def _joined(results: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """The last result with what all of them added."""
-    whole = dict(results[-1])
-    whole["content"] = "".join(str(result["content"]) for result in results)
-    for name in ("tokens", "completion_probabilities"):
-        if any(name in result for result in results):
-            whole[name] = [element for result in results for element in _list(result.get(name))]
-    return whole
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
+    found = {part.choice.index: renderer.result(part) async for part in whole_parts(run, renderer.composer)}
+    results = [chosen_fields(found[index], request.response_fields) for index in sorted(found)]
+    return results[0] if len(results) == 1 else results
 
 
 def _stop_type(choice: Choice) -> str:
@@ -124,16 +100,13 @@ def _written(part: str | Image) -> str:
     return part if isinstance(part, str) else part.marker
 
 
-def _probabilities(logprobs: Mapping[str, object]) -> list[dict[str, object]]:
-    tokens, chosen, likeliest = (_list(logprobs[name]) for name in ("tokens", "token_logprobs", "top_logprobs"))
+def _probabilities(logprobs: LegacyLogprobs) -> list[dict[str, object]]:
+    likeliest = ((top or {}).items() for top in logprobs.top_logprobs)
     return [
         {
             "token": token,
-            "logprob": chosen[at],
-            "top_logprobs": [
-                {"token": text, "logprob": logprob}
-                for text, logprob in ((likeliest[at] if at < len(likeliest) else None) or {}).items()  # type: ignore[attr-defined]
-            ],
+            "logprob": chosen,
+            "top_logprobs": [{"token": text, "logprob": logprob} for text, logprob in top],
         }
-        for at, token in enumerate(tokens)
+        for token, chosen, top in zip(logprobs.tokens, logprobs.token_logprobs, likeliest, strict=True)
     ]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import BestOf
 from serve_app.api.embeddings import EmbeddingRequest, embeddings_body
 from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, ranked_body
 from serve_app.api.responses import (
+    OBJECT,
     TEXT_MARK,
     ChatChoice,
     Choice,
@@ -25,7 +27,7 @@ from serve_app.api.responses import (
     written_choice,
 )
 from serve_app.api.sse import DONE, Fragment, dump, dump_text
-from serve_app.core.delta import Delta, PromptReport, TokenLogprob, Usage
+from serve_app.core.delta import PromptReport, TokenLogprob, Usage
 from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import Recording
 from serve_app.router.message import CallReader
@@ -52,9 +54,13 @@ class EventComposer(ABC, Generic[Chosen]):
     """Makes parts of a response from events.
 
     An event that comes before the report of its prompt is kept until the report is there, where it matters.
+
+    needs_report: whether it matters, whatever the model is
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request: CompletionRequest, *, needs_report: bool) -> None:
+        self._needs_report = needs_report
+        self._request = request
         self._reports: dict[int, PromptReport] = {}
         self._kept: dict[int, list[Event]] = {}
 
@@ -75,11 +81,27 @@ class EventComposer(ABC, Generic[Chosen]):
     def is_text_alone(self, event: Event) -> bool:
         """Return whether all that the event adds to its choice is its text, and nothing has to be remembered of it."""
 
-    @abstractmethod
-    def _awaits_report(self, part: int) -> bool: ...
+    def _awaits_report(self, part: int) -> bool:
+        return self._needs_report
 
     @abstractmethod
     def _parts(self, event: Event) -> list[Part[Chosen]]: ...
+
+    def _common(self, event: Event) -> dict[str, Any]:
+        """Return the fields that choices of every kind take from an event."""
+        request, delta = self._request, event.delta
+        matched = None if delta.finish is None else delta.finish.matched_stop
+        is_told = isinstance(matched, str) or matched in request.stop_token_ids  # not the model's own end
+        recording, flat = delta.recording, request.shows_last_state
+        return {
+            "index": event.index,
+            "model": request.listed_model_of(event.part),
+            "matched_stop": matched,
+            "has_stop_reason": request.dialect.has_stop_reason,
+            "stop_reason": matched if is_told else None,
+            "token_ids": delta.token_ids if request.return_token_ids else None,
+            "recording": None if recording is None else ShownRecording(recording=recording, is_flat=flat),
+        }
 
 
 class StreamRenderer(Generic[Chosen]):
@@ -170,83 +192,61 @@ def completion_renderer(request: CompletionRequest, head: ResponseHead, stats: R
 
 async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
-    choices = await _choices(run, request)
-    extras = whole_extras(run.stats, request, choices[0].recording)
-    return await whole_body(
-        lambda: completion_body(head, choices, usage=run.stats.usage, extras=extras), choices[0].recording
-    )
+    scores = [Score() for _ in range(request.num_choices)]
+    events = _scored(run, scores) if request.is_ranked else run
+    choices = await whole_choices(events, Composer(request))
+    if request.is_ranked:
+        choices = best_choices(request, choices, scores)
+    return await whole_body(run, request, choices, head=head)
+
+
+async def whole_choices(events: AsyncIterator[Event], composer: EventComposer[Chosen]) -> list[Chosen]:
+    """Read a run to its end and return its choices in order."""
+    choices = [part.choice async for part in whole_parts(events, composer)]
+    return sorted(choices, key=lambda choice: choice.index)
+
+
+async def whole_parts(events: AsyncIterator[Event], composer: EventComposer[Chosen]) -> AsyncIterator[Part[Chosen]]:
+    """Yield the last part of each choice as soon as it comes, with what all of them added."""
+    parts: dict[int, list[Chosen]] = {}
+    async for event in events:
+        for part in composer.add(event):
+            of_choice = parts.setdefault(part.choice.index, [])
+            of_choice.append(part.choice)
+            if part.choice.finish_reason is not None:
+                yield replace(part, choice=part.choice.joined(of_choice))
 
 
 async def whole_body(
-    make: Callable[[], dict[str, object]], recording: ShownRecording | None
+    run: Run, request: CompletionRequest, choices: Sequence[Chosen], *, head: ResponseHead, kind: str = OBJECT
 ) -> dict[str, object] | Fragment:
-    """The body; written already, beside the loop, where it has many numbers."""
+    """Return the body; written already, beside the loop, where it has many numbers."""
+    recording = choices[0].recording
+    extras = _sglext(request, run.stats.usage, None if recording is None else recording.recording)
+    if request.has_timings:
+        extras["timings"] = run.stats.timings.body()
+    make = partial(completion_body, head, choices, usage=run.stats.usage, extras=extras, kind=kind)
     return make() if recording is None else await asyncio.to_thread(lambda: Fragment(dump(make())))
 
 
-def whole_extras(stats: RunStats, request: CompletionRequest, recording: ShownRecording | None) -> dict[str, object]:
-    """Members of a whole body that were asked for; recording: of the first choice"""
-    extras = _sglext(request, stats.usage, None if recording is None else recording.recording)
-    if request.has_timings:
-        extras["timings"] = stats.timings.body()
-    return extras
+async def _scored(events: AsyncIterator[Event], scores: Sequence[Score]) -> AsyncIterator[Event]:
+    async for event in events:
+        scores[event.index].add(event)
+        yield event
 
 
 def _sglext(request: CompletionRequest, usage: Usage, recording: Recording | None) -> dict[str, object]:
     return sglext_members(usage if request.return_cached_tokens_details else None, recording)
 
 
-async def _choices(events: AsyncIterator[Event], request: CompletionRequest) -> list[Choice]:
-    composer = Composer(request)
-    parts: list[list[Part[Choice]]] = [[] for _ in range(request.num_choices)]
-    scores = [Score() for _ in parts]
-    async for event in events:
-        if request.is_ranked:
-            scores[event.index].add(event)
-        for part in composer.add(event):
-            parts[part.choice.index].append(part)
-    choices = [_joined(of_choice, request) for of_choice in parts]
-    return best_choices(request, choices, scores) if request.is_ranked else choices
-
-
-def _joined(parts: list[Part[Choice]], request: CompletionRequest) -> Choice:
-    logprobs = LegacyLogprobs() if request.logprobs is not None else None
-    if logprobs is not None:
-        for part in parts:
-            if part.choice.logprobs is not None:
-                logprobs.append(part.choice.logprobs)
-    last = parts[-1].choice
-    token_ids = None
-    if request.return_token_ids:
-        token_ids = tuple(token_id for part in parts for token_id in part.choice.token_ids or ())
-    return Choice(
-        index=last.index,
-        text="".join(part.choice.text for part in parts),
-        logprobs=logprobs,
-        finish_reason=last.finish_reason,
-        matched_stop=last.matched_stop,
-        token_ids=token_ids,
-        prompt_token_ids=parts[0].choice.prompt_token_ids,
-        prompt_logprobs=parts[0].choice.prompt_logprobs,
-        has_stop_reason=last.has_stop_reason,
-        stop_reason=last.stop_reason,
-        model=last.model,
-        tool_calls=last.tool_calls,
-        recording=last.recording,
-    )
-
-
 class Composer(EventComposer[Choice]):
     """Puts echoed prompts in front, moves offsets behind them, and ends each choice with the suffix that it shows."""
 
     def __init__(self, request: CompletionRequest) -> None:
-        super().__init__()
-        self._request = request
         self._echo = request.echo or request.echo_last > 0
         self._wants_logprobs = request.logprobs is not None
-        self._wants_ids = request.return_token_ids
-        self._wants_scores = request.prompt_logprobs is not None
-        self._needs_report = self._echo or self._wants_ids or self._wants_scores or request.has_continuous_usage
+        needs_report = self._echo or request.return_token_ids or request.has_continuous_usage
+        super().__init__(request, needs_report=needs_report or request.prompt_logprobs is not None)
         shows_suffix = request.suffix_mode is SuffixMode.APPEND or request.echo
         self._suffix = (request.suffix or "") if shows_suffix else ""
         self._has_begun: set[int] = set()
@@ -256,9 +256,6 @@ class Composer(EventComposer[Choice]):
 
     def is_text_alone(self, event: Event) -> bool:
         return self._shows_text_alone and event.delta.is_bare
-
-    def _awaits_report(self, part: int) -> bool:
-        return self._needs_report
 
     def is_prompt_cut(self, part: int) -> bool:
         """Whether the prompt lost its beginning to the context."""
@@ -273,17 +270,17 @@ class Composer(EventComposer[Choice]):
         text = replace(choice, text=choice.text + self._suffix, finish_reason=None, matched_stop=None, tool_calls=())
         end = Choice(
             index=choice.index,
-            text="",
+            model=choice.model,
             finish_reason=choice.finish_reason,
             matched_stop=choice.matched_stop,
-            token_ids=() if self._wants_ids else None,
-            model=choice.model,
+            token_ids=None if choice.token_ids is None else (),
+            logprobs=None if choice.logprobs is None else LegacyLogprobs(),
             tool_calls=choice.tool_calls,
         )
         return [replace(part, choice=text, is_context_end=False), replace(part, choice=end)]
 
     def _part(self, event: Event) -> Part[Choice]:
-        delta, index = event.delta, event.index
+        delta, index, wants_ids = event.delta, event.index, self._request.return_token_ids
         is_first = index not in self._has_begun
         self._has_begun.add(index)
         text, shift = delta.text, 0
@@ -298,18 +295,12 @@ class Composer(EventComposer[Choice]):
         self._extend(logprobs, delta.logprobs, shift=shift)
         self._calls.note(index, delta.text)
         choice = Choice(
-            index=index,
+            **self._common(event),
             text=text,
-            logprobs=logprobs if self._wants_logprobs and logprobs.tokens else None,
+            logprobs=logprobs if self._wants_logprobs else None,
             finish_reason=None if delta.finish is None else delta.finish.reason,
-            matched_stop=None if delta.finish is None else delta.finish.matched_stop,
-            has_stop_reason=self._request.dialect.has_stop_reason,
-            stop_reason=stop_reason_of(delta, self._request),
-            token_ids=delta.token_ids if self._wants_ids else None,
-            prompt_token_ids=self._reports[event.part].token_ids if self._wants_ids and is_first else None,
+            prompt_token_ids=self._reports[event.part].token_ids if wants_ids and is_first else None,
             prompt_logprobs=self._scores(event.part) if is_first else None,
-            model=self._request.listed_model_of(event.part),
-            recording=shown_recording(delta, self._request),
         )
         return Part(
             choice=choice if delta.finish is None else self._calls.finished(choice),
@@ -326,19 +317,6 @@ class Composer(EventComposer[Choice]):
         """vLLM's log-probabilities of the prompt, where they are wanted."""
         num_top = self._request.prompt_logprobs
         return None if num_top is None else ranked_body(self._reports[part].whole_logprobs or (), num_top)
-
-
-def stop_reason_of(delta: Delta, request: CompletionRequest) -> str | int | None:
-    """What vLLM calls so: not the model's own end."""
-    matched = None if delta.finish is None else delta.finish.matched_stop
-    return matched if isinstance(matched, str) or matched in request.stop_token_ids else None
-
-
-def shown_recording(delta: Delta, request: CompletionRequest) -> ShownRecording | None:
-    """What was recorded of a choice, as this request wants to see it; None where nothing was."""
-    if delta.recording is None:
-        return None
-    return ShownRecording(recording=delta.recording, is_flat=request.shows_last_state)
 
 
 @dataclass(slots=True)

@@ -116,7 +116,7 @@ class Parameter:
     name: str | None = None
 
 
-def parameter(default: object, form: Form, about: str, name: str | None = None) -> Any:
+def parameter(default: Any, form: Form, about: str, name: str | None = None) -> Any:
     """Return a model's field that holds a parameter; `...` as its default requires it."""
     field_info: FieldInfo = Field(default)
     field_info.metadata.append(Parameter(form, about, name))
