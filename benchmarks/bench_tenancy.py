@@ -41,6 +41,7 @@ from serve_app.http.styles import OpenAiStyle
 from serve_app.router.accounting import Accounting
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays
+from serve_app.router.inquiries import Inquiries
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router
@@ -251,7 +252,9 @@ async def stages(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
     await spend(setup, app, num)
     router = Router(setup.fleet, accounting=setup.accounting).seen_by(setup.tenant)
     guard = Guard(_door(setup.directory), lambda tenant: app, lambda: None)
-    request = router.settled(OpenAiStyle(router).parse(BODY, DEFAULT_LIMITS, lambda model: router.dialect))
+    request = router.settled(
+        OpenAiStyle(router, Inquiries(router.view)).parse(BODY, DEFAULT_LIMITS, lambda model: router.dialect)
+    )
     run = await _answered(setup, router, request)
     identity = setup.directory.identify(setup.key, time.time())
     permits = []

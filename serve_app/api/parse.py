@@ -1,8 +1,8 @@
-"""Turns the bytes of a request into a `CompletionRequest`, or says which parameter is wrong and why."""
+"""Turns the members of a request into a `CompletionRequest`, or says which parameter is wrong and why."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -10,12 +10,11 @@ from typing import Any, Generic, TypeVar
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.contradictions import Sent, check_contradictions
-from serve_app.api.dialects import ONLY_MODEL, UNION, Dialect
+from serve_app.api.dialects import ONLY_MODEL, Dialect
 from serve_app.api.forms.form import Parameter, Paths, Terms, Value
 from serve_app.api.forms.images import illustrated
 from serve_app.api.groups import StreamOptions
-from serve_app.api.json_body import read_json_object
-from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import (
     PARAMETERS,
     STREAM_OPTIONS,
@@ -31,7 +30,6 @@ from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Prompt
 
 Request = TypeVar("Request", bound=CompletionRequest)
-ChooseDialect = Callable[[object], Dialect]
 RESPONSE_FIELDS = Parameter(
     Paths(),
     "These fields alone are in a whole result, and in the last of a stream; `timings/predicted_n` is one of an object.",
@@ -68,24 +66,6 @@ NATIVE = Body(
 )
 
 
-def parse_completion(
-    body: bytes, limits: WireLimits = DEFAULT_LIMITS, *, choose_dialect: ChooseDialect = lambda model: UNION
-) -> CompletionRequest:
-    """Read, check and complete a request with the defaults of its dialect.
-
-    choose_dialect: from the `model` that was sent, whatever it is, to the dialect of this request
-
-    Raises InvalidRequest (or UnsupportedParameter) whose `param` is the parameter as the client spelled it.
-    """
-    return parse_request(COMPLETION, body, limits, choose_dialect)
-
-
-def parse_request(kind: Body[Request], body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> Request:
-    """Read, check and complete any kind of body, as `parse_completion` does."""
-    members = read_json_object(body, max_depth=limits.max_depth)
-    return read_request(kind, members, limits, dialect=choose_dialect(members.get("model")))
-
-
 def read_request(
     kind: Body[Request],
     members: Mapping[str, object],
@@ -94,9 +74,11 @@ def read_request(
     dialect: Dialect,
     ignored: Sequence[str] = (),
 ) -> Request:
-    """Return the request that these members of a JSON object make. Raises as `parse_completion` does.
+    """Return the request that these members of a JSON object make, with the defaults of its dialect.
 
     ignored: what was left out of them before
+
+    Raises InvalidRequest (or UnsupportedParameter) whose `param` is the parameter as the client spelled it.
     """
     terms = Terms(limits=limits, dialect=dialect)
     members, overruled = _without_overruled(members, dialect)

@@ -31,15 +31,7 @@ from serve_app.http.model_routes import answer_nobody, explain_route, model_rout
 from serve_app.http.pages import console_routes, docs_routes, front_route
 from serve_app.http.routes import route
 from serve_app.http.settings import HttpSettings
-from serve_app.http.styles import (
-    ChatStyle,
-    EmbeddingStyle,
-    InfillStyle,
-    NativeStyle,
-    OpenAiStyle,
-    ResponsesStyle,
-    Style,
-)
+from serve_app.http.styles import STYLES, Style
 from serve_app.router.idempotency import ClaimBook, Replays
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
@@ -107,7 +99,7 @@ def routes(
         )
 
     return [
-        *(route(path, completions(style)) for path, style in _styles(router, inquiries).items()),
+        *(route(path, completions(style(router, inquiries))) for path, style in STYLES.items()),
         *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
@@ -118,20 +110,6 @@ def routes(
         front_route(),
         *console_routes(),
     ]
-
-
-def _styles(router: Router, inquiries: Inquiries) -> dict[Path, Style]:
-    """Return the styles of the routes whose requests pass admission and the ledger, as completions do."""
-    native = NativeStyle(inquiries)
-    return {
-        Path.COMPLETIONS: OpenAiStyle(router),
-        Path.CHAT: ChatStyle(router),
-        Path.RESPONSES: ResponsesStyle(router),
-        Path.EMBEDDINGS: EmbeddingStyle(router, inquiries),
-        Path.NATIVE_COMPLETION: native,
-        Path.NATIVE_COMPLETIONS: native,
-        Path.INFILL: InfillStyle(inquiries),
-    }
 
 
 def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:

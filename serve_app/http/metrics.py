@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -78,26 +79,26 @@ class Metrics:
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests answered.", "route", "status", "model")
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model")
-        self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", "model")
-        self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", "model")
+        self._requests = self._counter("requests", "Requests answered.", "route", "status", ("model",))
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", ("model",))
+        self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", ("model",))
+        self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", ("model",))
         self._moves = self._counter(
             "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
         )
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
-        self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
+        self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, ("model",))
         self._first_s = self._histogram(
             "time_to_first_token_seconds", "From a completion's submission to its first token.", LONG_S, "model"
         )
         self._inter_token_s = self._histogram(
             "inter_token_seconds", "Mean time between the tokens of a completion.", SHORT_S, "model"
         )
-        self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
-        self._registry.register(ReplicaLoads(fleet, router_id))
-        self._registry.register(FlowUsages(fleet, router_id))
+        self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, ("model",))
+        self._registry.register(Series(router_id, partial(replica_loads, fleet)))
+        self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
-            self._registry.register(AdmissionState(admission, router_id))
+            self._registry.register(Series(router_id, partial(admission_state, admission)))
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /metrics."""
@@ -150,95 +151,81 @@ class Metrics:
         return Histogram(f"serve_app_{name}", text, ("router", *labels), registry=self._registry, buckets=buckets)
 
 
-class ReplicaLoads(Collector):
-    """Collects the loads of the replicas that a router sees now; a replica that is gone leaves no series behind."""
+Sample = tuple[tuple[str, ...], float]
+"""Values of the labels behind `router`, and the number."""
 
-    def __init__(self, fleet: Fleet, router_id: str) -> None:
-        self._fleet = fleet
+
+class Family(NamedTuple):
+    """Samples of one metric with the names of their labels; a total only grows."""
+
+    name: str
+    text: str
+    samples: Iterable[Sample]
+    labels: tuple[str, ...] = ()
+    is_total: bool = False
+
+
+class Series(Collector):
+    """Reads metrics when they are asked for: what a router no longer sees leaves no series behind."""
+
+    def __init__(self, router_id: str, read: Callable[[], Iterator[Family]]) -> None:
         self._router_id = router_id
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        labels = ("router", "model", "replica")
-        replicas = [((self._router_id, card.model.name, card.replica_id), load) for card, load in self._fleet.replicas]
-        for name, (text, value_of) in LOADS.items():
-            gauge = GaugeMetricFamily(f"serve_app_replica_{name}", text, labels=labels)
-            for values, load in replicas:
-                gauge.add_metric(values, value_of(load))
-            yield gauge
-        memory = GaugeMetricFamily(
-            "serve_app_replica_kv_bytes", "Bytes of the key/value store.", labels=(*labels, "state")
-        )
-        for values, load in replicas:
-            for state, num_blocks in _blocks_by_state(load).items():
-                memory.add_metric((*values, state), num_blocks * load.block_bytes)
-        yield memory
-        for name, (text, value_of) in TOTALS.items():
-            counter = CounterMetricFamily(f"serve_app_replica_{name}", text, labels=labels)
-            for values, load in replicas:
-                counter.add_metric(values, value_of(load))
-            yield counter
+        for family in self._read():
+            kind = CounterMetricFamily if family.is_total else GaugeMetricFamily
+            metric = kind(f"serve_app_{family.name}", family.text, labels=("router", *family.labels))
+            for values, number in family.samples:
+                metric.add_metric((self._router_id, *values), number)
+            yield metric
 
 
-class FlowUsages(Collector):
-    """Collects what the replicas that a router sees now have computed for each flow, as they last reported."""
-
-    def __init__(self, fleet: Fleet, router_id: str) -> None:
-        self._fleet = fleet
-        self._router_id = router_id
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ("router", "model", "replica")
-        replicas = [
-            ((self._router_id, card.model.name, card.replica_id), card.usage) for card, _ in self._fleet.replicas
-        ]
-        for name, (text, value_of) in FLOW_TOTALS.items():
-            counter = CounterMetricFamily(f"serve_app_replica_flow_{name}", text, labels=(*labels, "flow"))
-            for values, report in replicas:
-                for usage in report.flows:
-                    counter.add_metric((*values, usage.flow), value_of(usage))
-            yield counter
-        idle = CounterMetricFamily("serve_app_replica_idle_seconds", "Time that is no flow's.", labels=labels)
-        gap = GaugeMetricFamily(
-            "serve_app_replica_flow_gap", "Between the virtual counters of flows that wait.", labels=labels
-        )
-        for values, report in replicas:
-            idle.add_metric(values, report.idle_ns / 1e9)
-            gap.add_metric(values, report.gap)
-        yield from (idle, gap)
+REPLICA = ("model", "replica")
 
 
-class AdmissionState(Collector):
-    """Collects the state of admission."""
+def replica_loads(fleet: Fleet) -> Iterator[Family]:
+    """Yield the loads of the replicas that a router sees now."""
+    replicas = [((card.model.name, card.replica_id), load) for card, load in fleet.replicas]
+    for name, (text, value_of) in LOADS.items():
+        yield Family(f"replica_{name}", text, ((of, value_of(load)) for of, load in replicas), REPLICA)
+    memory = (
+        ((*of, state), num_blocks * load.block_bytes)
+        for of, load in replicas
+        for state, num_blocks in _blocks_by_state(load).items()
+    )
+    yield Family("replica_kv_bytes", "Bytes of the key/value store.", memory, (*REPLICA, "state"))
+    for name, (text, value_of) in TOTALS.items():
+        samples = ((of, value_of(load)) for of, load in replicas)
+        yield Family(f"replica_{name}", text, samples, REPLICA, is_total=True)
 
-    def __init__(self, admission: Admission, router_id: str) -> None:
-        self._admission = admission
-        self._router_id = router_id
 
-    def collect(self) -> Iterator[Metric]:
-        admission, labels = self._admission, ("router", "model")
-        yield self._gauge("requests_open", "Requests being served.", admission.num_open)
-        yield self._gauge("requests_limit", "Requests served at once.", admission.settings.max_open_requests)
-        inside = GaugeMetricFamily("serve_app_admission_sequences", "Sequences let in.", labels=labels)
-        places = GaugeMetricFamily("serve_app_admission_places", "Sequences that replicas hold.", labels=labels)
-        for model, (num_inside, num_places) in admission.sequences.items():
-            inside.add_metric((self._router_id, model), num_inside)
-            places.add_metric((self._router_id, model), num_places)
-        waits = GaugeMetricFamily(
-            "serve_app_admission_predicted_wait_seconds", "Wait of a request that comes now.", labels=labels
-        )
-        for model, wait_s in admission.predicted_waits_s.items():
-            waits.add_metric((self._router_id, model), wait_s)
-        refusals = CounterMetricFamily(
-            "serve_app_admission_refusals", "Requests refused at the door.", labels=("router", "reason")
-        )
-        for reason in Reason:
-            refusals.add_metric((self._router_id, reason.value), admission.refusals[reason])
-        yield from (inside, places, waits, refusals)
+def flow_usages(fleet: Fleet) -> Iterator[Family]:
+    """Yield what the replicas that a router sees now have computed for each flow, as they last reported."""
+    reports = [((card.model.name, card.replica_id), card.usage) for card, _ in fleet.replicas]
+    for name, (text, value_of) in FLOW_TOTALS.items():
+        samples = (((*of, usage.flow), value_of(usage)) for of, report in reports for usage in report.flows)
+        yield Family(f"replica_flow_{name}", text, samples, (*REPLICA, "flow"), is_total=True)
+    idle = ((of, report.idle_ns / 1e9) for of, report in reports)
+    yield Family("replica_idle_seconds", "Time that is no flow's.", idle, REPLICA, is_total=True)
+    gaps = ((of, report.gap) for of, report in reports)
+    yield Family("replica_flow_gap", "Between the virtual counters of flows that wait.", gaps, REPLICA)
 
-    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
-        gauge = GaugeMetricFamily(f"serve_app_admission_{name}", text, labels=("router",))
-        gauge.add_metric((self._router_id,), value)
-        return gauge
+
+def admission_state(admission: Admission) -> Iterator[Family]:
+    """Yield the state of admission."""
+    most = admission.settings.max_open_requests
+    yield Family("admission_requests_open", "Requests being served.", [((), admission.num_open)])
+    yield Family("admission_requests_limit", "Requests served at once.", [((), most)])
+    sequences = admission.sequences.items()
+    inside = (((model,), num_inside) for model, (num_inside, _) in sequences)
+    yield Family("admission_sequences", "Sequences let in.", inside, ("model",))
+    places = (((model,), num_places) for model, (_, num_places) in sequences)
+    yield Family("admission_places", "Sequences that replicas hold.", places, ("model",))
+    waits = (((model,), wait_s) for model, wait_s in admission.predicted_waits_s.items())
+    yield Family("admission_predicted_wait_seconds", "Wait of a request that comes now.", waits, ("model",))
+    refusals = (((reason.value,), admission.refusals[reason]) for reason in Reason)
+    yield Family("admission_refusals", "Requests refused at the door.", refusals, ("reason",), is_total=True)
 
 
 class CountedRequests:

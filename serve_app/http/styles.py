@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
@@ -13,7 +14,8 @@ from serve_app.api.error_text import shown
 from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import NOT_NATIVE, read_infill
-from serve_app.api.parse import CHAT, NATIVE, parse_completion, parse_request, read_request
+from serve_app.api.parse import CHAT, COMPLETION, NATIVE, read_request
+from serve_app.api.paths import Path
 from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import UnsupportedParameter
@@ -26,37 +28,44 @@ from serve_app.router.router import Router
 from serve_app.router.run import Run
 
 ChooseDialect = Callable[[object], Dialect]
+"""Returns the dialect of a request from the `model` that was sent, whatever that is."""
 
 
-class Style(Protocol):
+class Style(ABC):
     """How a body is read and an answer is written."""
 
-    def dialect_of(self, model: object) -> Dialect:
-        """Of requests that name none; `model` is what was sent, whatever it is."""
-        ...
-
-    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        """Raises InvalidRequest."""
-        ...
-
-    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer: ...
-
-    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
-        """The body of a response that is no stream."""
-        ...
-
-
-class OpenAiStyle:
-    """POST /v1/completions."""
-
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, inquiries: Inquiries) -> None:
         self._router = router
+        self._inquiries = inquiries
 
     def dialect_of(self, model: object) -> Dialect:
+        """Return the dialect of requests that name none; `model` is what was sent, whatever it is."""
         return self._router.dialect_of(model)
 
     def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        return parse_completion(body, limits, choose_dialect=choose_dialect).seeded()
+        """Return the request. Raises InvalidRequest."""
+        members = read_json_object(body, max_depth=limits.max_depth)
+        return self._read(members, limits, choose_dialect(members.get("model")))
+
+    @abstractmethod
+    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest: ...
+
+    def _only_model(self) -> str:
+        return self._inquiries.model_named(None)
+
+    @abstractmethod
+    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer: ...
+
+    @abstractmethod
+    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        """Return the body of a response that is no stream."""
+
+
+class OpenAiStyle(Style):
+    """POST /v1/completions."""
+
+    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+        return read_request(COMPLETION, members, limits, dialect=dialect).seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         return completion_renderer(request, head, run.stats)
@@ -65,17 +74,11 @@ class OpenAiStyle:
         return await collect(run, request, head=head)
 
 
-class ChatStyle:
+class ChatStyle(Style):
     """POST /v1/chat/completions."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
-
-    def dialect_of(self, model: object) -> Dialect:
-        return self._router.dialect_of(model)
-
-    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        return parse_request(CHAT, body, limits, choose_dialect).seeded()
+    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+        return read_request(CHAT, members, limits, dialect=dialect).seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         assert isinstance(request, ChatRequest)
@@ -86,12 +89,11 @@ class ChatStyle:
         return await collect_chat(run, request, head=head, writings=self._router.writings_of(run))
 
 
-class ResponsesStyle(ChatStyle):
+class ResponsesStyle(Style):
     """POST /v1/responses: a chat whose answer is items."""
 
-    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        members = read_json_object(body, max_depth=limits.max_depth)
-        return read_responses(members, limits, choose_dialect(members.get("model"))).seeded()
+    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+        return read_responses(members, limits, dialect).seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> ResponseRenderer:
         assert isinstance(request, ResponsesRequest)
@@ -101,20 +103,11 @@ class ResponsesStyle(ChatStyle):
         return await collect_response(run, self.renderer(run, request, head))
 
 
-class EmbeddingStyle:
+class EmbeddingStyle(Style):
     """POST /v1/embeddings: completions of no tokens, `model` optional where there is one."""
 
-    def __init__(self, router: Router, inquiries: Inquiries) -> None:
-        self._router = router
-        self._inquiries = inquiries
-
-    def dialect_of(self, model: object) -> Dialect:
-        return self._router.dialect_of(model)
-
-    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        members = read_json_object(body, max_depth=limits.max_depth)
-        dialect = choose_dialect(members.get("model"))
-        return read_embeddings(members, limits, dialect, model=lambda: self._inquiries.model_named(None))
+    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+        return read_embeddings(members, limits, dialect, model=self._only_model)
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         raise AssertionError("embeddings are no stream")
@@ -124,23 +117,16 @@ class EmbeddingStyle:
         return await collect_embeddings(run, request)
 
 
-class NativeStyle:
+class NativeStyle(Style):
     """POST /completion and /completions: the same parameters, `model` optional where there is one."""
-
-    def __init__(self, inquiries: Inquiries) -> None:
-        self._inquiries = inquiries
 
     def dialect_of(self, model: object) -> Dialect:
         return LLAMA_CPP
 
-    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        members = read_json_object(body, max_depth=limits.max_depth)
-        dialect = choose_dialect(members.get("model"))
+    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
         if members.get("model") is None:
-            members["model"] = self._inquiries.model_named(None)
-        request = read_request(NATIVE, members, limits, dialect=dialect)
-        check_native(request)
-        return request.seeded()
+            members["model"] = self._only_model()
+        return checked_native(read_request(NATIVE, members, limits, dialect=dialect)).seeded()
 
     def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
         return NativeRenderer(request, run.stats)
@@ -152,18 +138,29 @@ class NativeStyle:
 class InfillStyle(NativeStyle):
     """POST /infill: a gap by llama.cpp's names, answered in its shape."""
 
-    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        members = read_json_object(body, max_depth=limits.max_depth)
-        dialect = choose_dialect(members.get("model"))
-        request = read_infill(members, limits, dialect, model=lambda: self._inquiries.model_named(None))
-        check_native(request)
-        return request.seeded()
+    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+        return checked_native(read_infill(members, limits, dialect, model=self._only_model)).seeded()
 
 
-def check_native(request: CompletionRequest) -> None:
-    """Raises UnsupportedParameter for what llama.cpp's own shape has no place for."""
+STYLES: Mapping[Path, type[Style]] = MappingProxyType(
+    {
+        Path.COMPLETIONS: OpenAiStyle,
+        Path.CHAT: ChatStyle,
+        Path.RESPONSES: ResponsesStyle,
+        Path.EMBEDDINGS: EmbeddingStyle,
+        Path.NATIVE_COMPLETION: NativeStyle,
+        Path.NATIVE_COMPLETIONS: NativeStyle,
+        Path.INFILL: InfillStyle,
+    }
+)
+"""Styles of the routes whose requests pass admission and the ledger."""
+
+
+def checked_native(request: CompletionRequest) -> CompletionRequest:
+    """Return the request. Raises UnsupportedParameter for what llama.cpp's own shape has no place for."""
     for name in NOT_NATIVE:
         found = getattr(request, name)
         if found is not None and found is not False:
             must = "be absent, as it is carried out at /v1/completions only"
             raise UnsupportedParameter.refusing(name, must=must, found=shown(found))
+    return request

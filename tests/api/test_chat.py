@@ -10,9 +10,10 @@ import pytest
 from serve_app.api.chat import CHAT_PARAMETERS, ChatRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parse import CHAT, parse_request
+from serve_app.api.parse import CHAT
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from tests.parsing import parse_request
 
 USER = {"role": "user", "content": "Hello"}
 TOOL = {"type": "function", "function": {"name": "f"}}

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Constraint
+from tests.parsing import parse_completion
 
 
 def constraint_of(**parameters: Any) -> Constraint | None:

@@ -20,9 +20,9 @@ from serve_app.api.dialects import (
 )
 from serve_app.api.listings import dialects_body, effective_defaults
 from serve_app.api.parameters import PARAMETERS, Carried, Inert, NotYet, Renamed
-from serve_app.api.parse import parse_completion
 from serve_app.api.schemas import SCHEMAS
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, MalformedJson, ModelNotFound, Unavailable
+from tests.parsing import parse_completion
 from tests.pictures import sent
 
 pytestmark = pytest.mark.law("Nothing in silence")

@@ -9,9 +9,9 @@ import pytest
 
 from serve_app.api.dialects import FIREWORKS
 from serve_app.api.limits import WireLimits
-from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Image
+from tests.parsing import parse_completion
 from tests.pictures import encoded, file_of, picture, sent
 
 LIMITS = WireLimits(max_images=3, max_image_bytes=2000, max_prompts=4)

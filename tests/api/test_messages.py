@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.tools import ToolChoice, Tools
+from tests.parsing import parse_completion
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 

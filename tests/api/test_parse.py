@@ -14,9 +14,9 @@ from serve_app.api.dialects import UNION
 from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, Carried, NotYet, Renamed
-from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest, ServeError, UnsupportedParameter
 from serve_app.core.prompt import Prompt
+from tests.parsing import parse_completion
 
 
 def parse(limits: WireLimits = DEFAULT_LIMITS, **members: object):

@@ -16,8 +16,8 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.listings import dialects_body
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parameters import PARAMETERS, Inert, NotYet, Renamed
-from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
+from tests.parsing import parse_completion
 
 LIMITS = WireLimits(
     max_prompts=7, max_prompt_chars=90, max_prompt_ids=11, max_n=9, max_logprobs=13, max_stop_strings=6,

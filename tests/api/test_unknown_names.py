@@ -13,8 +13,9 @@ from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.native import read_infill
 from serve_app.api.parameters import CHANGES_NO_ANSWER, CHANGES_THE_ANSWER, PARAMETERS, Inert, NotYet
-from serve_app.api.parse import CHAT, NATIVE, parse_completion, read_request
+from serve_app.api.parse import CHAT, NATIVE, read_request
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
+from tests.parsing import parse_completion
 
 
 def parse(dialect: str = "union", **members: Any) -> CompletionRequest:

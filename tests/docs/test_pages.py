@@ -16,7 +16,6 @@ from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parameters import OTHER_NAMES as RENAMED
-from serve_app.api.parse import parse_completion
 from serve_app.cli.tenancy_commands import tenant_offers
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Constraint
@@ -28,6 +27,7 @@ from tests.docs.docstrings import told_of, told_of_settings
 from tests.docs.laws import held_by, stated
 from tests.docs.markdown import filled, sections_of, table
 from tests.docs.sections import PAGES, REPOSITORY, SECTIONS
+from tests.parsing import parse_completion
 
 CONTRACT = REPOSITORY / "docs" / "contract.md"
 LEADING_CODE = re.compile(r"^\| (?P<cell>`[^|]*?) \|", re.MULTILINE)

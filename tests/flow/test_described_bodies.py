@@ -20,13 +20,14 @@ from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import dialects_body
 from serve_app.api.native import read_infill
 from serve_app.api.openapi import openapi_document
-from serve_app.api.parse import CHAT, NATIVE, parse_completion, parse_request, read_request
+from serve_app.api.parse import CHAT, NATIVE, read_request
 from serve_app.api.tokenize import parse_apply_template, parse_tokenize
 from serve_app.core.errors import InvalidRequest
-from serve_app.http.styles import check_native
+from serve_app.http.styles import checked_native
 from tests.fakes import VOCAB_SIZE
 from tests.flow.maker import Maker
 from tests.flow.prose import Served, obey
+from tests.parsing import parse_completion, parse_request
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def refusal(body: dict[str, Any], dialect: Dialect, *, schema: str = "Completion
         elif schema == "NativeRequest":
             members = {"model": "tiny", **read_json_object(sent, max_depth=64)}
             members["model"] = members["model"] if members["model"] is not None else "tiny"
-            check_native(read_request(NATIVE, members, DEFAULT_LIMITS, dialect=dialect))
+            checked_native(read_request(NATIVE, members, DEFAULT_LIMITS, dialect=dialect))
         else:
             parse_completion(sent, choose_dialect=lambda model: dialect)
     except InvalidRequest as error:

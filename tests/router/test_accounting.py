@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from serve_app.api.limits import DEFAULT_LIMITS
-from serve_app.api.parse import parse_completion
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Amount
 from serve_app.router.accounting import NUM_SPECIAL, worst_case
 from serve_app.router.lower import lower
 from tests.fakes import model_card
+from tests.parsing import parse_completion
 
 CONTEXT = 100
 PRICES = Prices(by_model={"tiny": Price(prompt=1.0, completion=10.0)})

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.parse import parse_completion
 from serve_app.api.responses import Choice
 from serve_app.core.delta import FinishReason
 from serve_app.router.message import CallReader, constraint_of
+from tests.parsing import parse_completion
 
 CALL = '{"name": "f", "arguments": {"a": 1}}'
 

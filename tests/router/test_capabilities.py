@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 
 from serve_app.api.dialects import DIALECTS
-from serve_app.api.parse import parse_completion
 from serve_app.core.cards import (
     EVERYTHING,
     AdapterKind,
@@ -25,6 +24,7 @@ from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequ
 from serve_app.router.capabilities import check_capabilities
 from serve_app.router.lower import Wanted, lower
 from tests.fakes import model_card
+from tests.parsing import parse_completion
 
 NOTHING = Capabilities(
     sampling=frozenset(), constraints=frozenset(), adapters=frozenset(), recordings=frozenset()

@@ -9,7 +9,6 @@ from itertools import permutations
 
 import pytest
 
-from serve_app.api.parse import parse_completion
 from serve_app.catalog.files import CatalogError
 from serve_app.core.cards import AdapterCard
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
@@ -20,6 +19,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+from tests.parsing import parse_completion
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import json
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS
-from serve_app.api.parse import parse_completion
 from serve_app.api.responses import Choice
 from serve_app.router.render import Score, best_choices
+from tests.parsing import parse_completion
 
 SCORES = [Score(-3.0, 1), Score(-4.0, 4), Score(), Score(-9.0, 9)]
 CHOICES = [Choice(index=index, text=f"text {index}") for index in range(4)]

@@ -9,13 +9,13 @@ import pytest
 
 from serve_app.api.dialects import SGLANG, UNION
 from serve_app.api.embeddings import EmbeddingRequest
-from serve_app.api.parse import parse_completion
 from serve_app.core.cards import RecordCard
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import EmbeddingForm, RecordParams
 from serve_app.router.lower import record_wanted
 from tests.fakes import model_card
+from tests.parsing import parse_completion
 
 OPEN = RecordCard(
     returns_hidden_states=True, returns_routed_experts=True, embedding=EmbeddingForm(pooling="last"), hidden_size=8

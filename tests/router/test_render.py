@@ -13,7 +13,7 @@ import pytest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS
-from serve_app.api.parse import CHAT, parse_completion, parse_request
+from serve_app.api.parse import CHAT
 from serve_app.api.responses import (
     CHAT_CHUNK_OBJECT,
     Choice,
@@ -31,6 +31,7 @@ from serve_app.router.router import Router
 from serve_app.router.run import Event
 from serve_app.router.stats import RunStats
 from tests.fakes import EOS, FakeBackend, model_card
+from tests.parsing import parse_completion, parse_request
 
 HEAD = ResponseHead(id="cmpl-1", created=7, model="tiny")
 

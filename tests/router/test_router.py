@@ -9,11 +9,11 @@ import pytest
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS
-from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest, NotSupported
 from serve_app.core.prompt import Infill, SuffixMode
 from serve_app.router.router import with_suffix_mode
 from tests.fakes import model_card
+from tests.parsing import parse_completion
 
 PLAIN = model_card("plain")
 FILLING = replace(PLAIN, name="filling", fills_gaps=True)

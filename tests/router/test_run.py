@@ -10,7 +10,6 @@ from typing import Literal
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.parse import parse_completion
 from serve_app.core.delta import Delta, FinishReason, Usage
 from serve_app.core.errors import (
     AdapterUnusable,
@@ -26,6 +25,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import Run, RunSettings
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+from tests.parsing import parse_completion
 
 
 def make_request(**members: object) -> CompletionRequest:

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from serve_app.api.dialects import DIALECTS
-from serve_app.api.parse import parse_completion
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, DryParams, SamplingParams
 from serve_app.router.lower import WHOLE_CONTEXT, lower_sampling, unencoded
+from tests.parsing import parse_completion
 
 
 def request_of(dialect: str = "union", **members: object):

@@ -12,7 +12,7 @@ import pytest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.explanation import parameters_of
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parse import COMPLETION, parse_completion
+from serve_app.api.parse import COMPLETION
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound, Overloaded
 from serve_app.core.request import GenerationRequest
@@ -23,6 +23,7 @@ from serve_app.router.native import collect_native
 from serve_app.router.render import collect, completion_renderer
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, counting_script, model_card, replica_card
+from tests.parsing import parse_completion
 
 MODELS = ["tiny", "big", "tiny:sql", "big:sql*0.5+c"]
 

@@ -8,7 +8,6 @@ import random
 from dataclasses import replace
 
 from serve_app.api.limits import DEFAULT_LIMITS
-from serve_app.api.parse import parse_completion
 from serve_app.core.cards import ModelCard
 from serve_app.core.ledger import NANO_PER_TOKEN, Price
 from serve_app.core.names import ModelRef
@@ -18,6 +17,7 @@ from serve_app.router.lower import Wanted, lower
 from serve_app.router.quotas import Rate
 from serve_app.tenants.keys import Key
 from tests.fakes import model_card
+from tests.parsing import parse_completion
 
 METERS = list(Meter)
 
