@@ -40,10 +40,6 @@ class Suffix(StrEnum):
     APPEND = "append: appended"
 
 
-def frozen(table: Mapping[str, object]) -> Mapping[str, object]:
-    return MappingProxyType(dict(table))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One table. Every parameter of every system is accepted in each; what was sent beats what stands here.
@@ -81,7 +77,7 @@ class Dialect:
     """
 
     name: str
-    defaults: Mapping[str, object] = field(default_factory=lambda: frozen({}))
+    defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     temperature_last: bool = False
     repetition_sees_prompt: bool = True
     takes_zero_tokens: bool = True
@@ -130,7 +126,7 @@ UNION = Dialect(name="union", takes_unlimited_tokens=True, takes_model_defaults=
 
 OPENAI = Dialect(
     name="openai",
-    defaults=frozen({"context_length_exceeded_behavior": "error"}),
+    defaults=MappingProxyType({"context_length_exceeded_behavior": "error"}),
     max_stop_strings=4,
     takes_mixed_prompts=False,
     stream_options_need_stream=True,
@@ -142,7 +138,7 @@ OPENAI = Dialect(
 
 LLAMA_CPP = Dialect(
     name="llama.cpp",
-    defaults=frozen(
+    defaults=MappingProxyType(
         {
             "max_tokens": -1,
             "temperature": 0.8,
@@ -168,7 +164,7 @@ LLAMA_CPP = Dialect(
 
 MISTRAL_RS = Dialect(
     name="mistral.rs",
-    defaults=frozen({"max_tokens": -1}),
+    defaults=MappingProxyType({"max_tokens": -1}),
     takes_zero_tokens=False,
     max_logprobs=20,
     best_of=BestOf.RETURNED,
@@ -180,7 +176,7 @@ MISTRAL_RS = Dialect(
 
 FIREWORKS = Dialect(
     name="fireworks",
-    defaults=frozen({"mirostat_tau": 1.5, "no_stop_trim": True}),
+    defaults=MappingProxyType({"mirostat_tau": 1.5, "no_stop_trim": True}),
     takes_zero_tokens=False,
     max_stop_strings=4,
     max_top_k=128,
@@ -192,7 +188,7 @@ FIREWORKS = Dialect(
 
 OMLX = Dialect(
     name="omlx",
-    defaults=frozen({"max_tokens": 32768, "top_p": 0.95}),
+    defaults=MappingProxyType({"max_tokens": 32768, "top_p": 0.95}),
     temperature_last=True,
     repetition_sees_prompt=False,
     takes_mixed_prompts=False,
@@ -200,7 +196,7 @@ OMLX = Dialect(
 
 SGLANG = Dialect(
     name="sglang",
-    defaults=frozen({"context_length_exceeded_behavior": "error"}),
+    defaults=MappingProxyType({"context_length_exceeded_behavior": "error"}),
     repetition_sees_prompt=False,
     takes_zero_tokens=False,
     max_logprobs=20,
@@ -217,7 +213,7 @@ SGLANG = Dialect(
 
 VLLM = Dialect(
     name="vllm",
-    defaults=frozen({"context_length_exceeded_behavior": "error"}),
+    defaults=MappingProxyType({"context_length_exceeded_behavior": "error"}),
     max_logprobs=20,
     takes_mixed_prompts=False,
     stream_options_need_stream=True,
@@ -264,64 +260,34 @@ def error_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]
 def error_event_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]:
     """Return the error as an event of a stream, where every dialect wraps it."""
     is_wrapped = dialect.error_shape in (ErrorShape.OPENAI, ErrorShape.VLLM)
-    shape = SHAPES[dialect.error_shape] if is_wrapped else _nested
+    shape = SHAPES[dialect.error_shape if is_wrapped else ErrorShape.NESTED]
     return shape(error, error_status(error, dialect))
 
 
-def _nested(error: ServeError, status: int) -> dict[str, object]:
-    """Return OpenAI's four keys, a code for machines, and the error's facts."""
-    return {
-        "error": {
-            **error.facts,
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": status,
-            "error_code": error.code,
-        }
-    }
-
-
-def _openai(error: ServeError, status: int) -> dict[str, object]:
-    """Return OpenAI's own form, in which `code` is a word."""
-    body = _nested(error, status)["error"]
-    assert isinstance(body, dict)
-    return {"error": body | {"code": error.code}}
-
-
-def _vllm(error: ServeError, status: int) -> dict[str, object]:
-    """Return vLLM's own form, in which `type` is the name of a class, as in SGLang."""
-    body = _nested(error, status)["error"]
-    assert isinstance(body, dict)
-    return {"error": body | {"type": _class_of(status)}}
-
-
-def _message(error: ServeError, status: int) -> dict[str, object]:
-    return {"message": error.message}
-
-
-def _flat(error: ServeError, status: int) -> dict[str, object]:
+def _members(error: ServeError, status: int, **own: object) -> dict[str, object]:
+    """Return the error's facts, OpenAI's four keys and a code for machines; `own` members win."""
     return {
         **error.facts,
-        "object": "error",
         "message": error.message,
-        "type": _class_of(status),
+        "type": error.type,
         "param": error.param,
         "code": status,
         "error_code": error.code,
+        **own,
     }
 
 
 def _class_of(status: int) -> str:
+    """Return what vLLM and SGLang call an error of this status."""
     return CLASSES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
 
 
 SHAPES: Mapping[ErrorShape, Callable[[ServeError, int], dict[str, object]]] = MappingProxyType(
     {
-        ErrorShape.NESTED: _nested,
-        ErrorShape.OPENAI: _openai,
-        ErrorShape.MESSAGE: _message,
-        ErrorShape.VLLM: _vllm,
-        ErrorShape.FLAT: _flat,
+        ErrorShape.NESTED: lambda error, status: {"error": _members(error, status)},
+        ErrorShape.OPENAI: lambda error, status: {"error": _members(error, status, code=error.code)},
+        ErrorShape.MESSAGE: lambda error, status: {"message": error.message},
+        ErrorShape.VLLM: lambda error, status: {"error": _members(error, status, type=_class_of(status))},
+        ErrorShape.FLAT: lambda error, status: _members(error, status, object="error", type=_class_of(status)),
     }
 )

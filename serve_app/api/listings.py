@@ -12,29 +12,13 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, HEADER, Dialect
 from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, Renamed
+from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, Renamed, defaults_of
 from serve_app.core.bounded import Count
 from serve_app.core.cards import ModelCard, ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.names import ModelRef
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
-INTERNAL = frozenset(
-    {
-        "dialect",
-        "max_tokens_name",
-        "sends_max_tokens",
-        "ignored_parameters",
-        "max_total_tokens",
-        "has_default_tool_prompt",
-        "model",
-        "listed",
-        "prompts",
-        "gap",
-        "messages",
-        "response_fields",
-    }
-)
 
 
 def dialects_body(
@@ -55,9 +39,8 @@ def dialects_body(
 
 def effective_defaults(dialect: Dialect) -> dict[str, object]:
     """Return the value of each parameter that was not sent, in this dialect."""
-    own = CompletionRequest.model_fields
-    defaults = {name: each.get_default() for name, each in own.items() if name not in INTERNAL}
-    defaults["stream_options"] = defaults["stream_options"].model_dump()
+    defaults = defaults_of(CompletionRequest)
+    defaults["stream_options"] = CompletionRequest.model_fields["stream_options"].get_default().model_dump()
     return {name: _plain(value) for name, value in {**defaults, **dialect.defaults}.items()}
 
 
@@ -77,11 +60,10 @@ def _dialect_body(dialect: Dialect, limits: WireLimits) -> dict[str, object]:
 
 def _chat_body(dialect: Dialect, terms: Terms) -> dict[str, object]:
     """Return what differs at /v1/chat/completions."""
-    own = {name: each.get_default() for name, each in Conversed.model_fields.items() if name not in INTERNAL}
     others = {name: dialect.defaults.get(name, value) for name, value in CHAT_DEFAULTS.items()}
     table = {name: each for name, each in CHAT_PARAMETERS.items() if each != PARAMETERS.get(name)}
     return {
-        "defaults": {**own, **others},
+        "defaults": {**defaults_of(Conversed), **others},
         "parameters": {name: _disposition_body(each, terms) for name, each in table.items()},
     }
 

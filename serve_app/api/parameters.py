@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import assert_never
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.error_text import nearest, shown
@@ -168,12 +169,17 @@ OTHER_NAMES: Mapping[str, Renamed] = MappingProxyType(
 
 def declared(model: type[BaseModel]) -> dict[str, Parameter]:
     """Return the parameters of a model, by their names on the wire."""
-    return {
-        each.name or field_name: each
-        for field_name, field in model.model_fields.items()
-        for each in field.metadata
-        if isinstance(each, Parameter)
-    }
+    return {parameter.name or field_name: parameter for field_name, _, parameter in _fields(model)}
+
+
+def defaults_of(model: type[BaseModel]) -> dict[str, object]:
+    """Return the defaults of a model's parameters, by their fields."""
+    return {name: field.get_default() for name, field, _ in _fields(model) if not field.is_required()}
+
+
+def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, Parameter]]:
+    for name, info in model.model_fields.items():
+        yield from ((name, info, each) for each in info.metadata if isinstance(each, Parameter))
 
 
 PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
