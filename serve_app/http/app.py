@@ -19,14 +19,7 @@ from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
-from serve_app.http.middleware import (
-    ContentEncodings,
-    FailuresAsJson,
-    HeaderGate,
-    TrailingSlash,
-    Upgrades,
-    WholeForHttp10,
-)
+from serve_app.http.middleware import FailuresAsJson, Filters, TrailingSlash
 from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
 from serve_app.http.pages import console_routes, docs_routes, front_route
 from serve_app.http.routes import route
@@ -119,8 +112,5 @@ def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: 
         Middleware(CountedRequests, metrics=metrics),
         *(cors(settings.cors_origins) if door.is_open else cors_of_tenants(settings.cors_origins, door.origins)),
         Middleware(FailuresAsJson, sends_request_id=settings.sends_request_id, dialect=router.dialect),
-        Middleware(HeaderGate),
-        Middleware(WholeForHttp10),
-        Middleware(ContentEncodings),
-        Middleware(Upgrades),
+        Middleware(Filters),
     ]

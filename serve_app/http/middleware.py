@@ -6,6 +6,7 @@ import asyncio
 import re
 import secrets
 import zlib
+from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -63,34 +64,6 @@ def request_id_of(sent: str) -> str:
     return sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
 
 
-REFUSED = {
-    "x-request-timeout-seconds": "would replace the server's own time limit",
-    "x-request-disconnect-disabled": "would keep the server computing after the client has left",
-    "serve-multiplexed-model-id": "would change how Serve routes the request",
-}
-
-
-class HeaderGate:
-    """ASGI middleware that raises InvalidRequest where a header of `REFUSED` is present."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = _refusal(scope) if scope["type"] == "http" else None
-        if error is not None:
-            raise error
-        await self._app(scope, receive, send)
-
-
-def _refusal(scope: Scope) -> InvalidRequest | None:
-    for raw_name, _ in scope["headers"]:
-        name = raw_name.decode("latin-1").lower().replace("_", "-")  # Serve takes either spelling of the last one
-        if name in REFUSED:
-            return InvalidRequest.refusing(name, must=f"not be sent, as it {REFUSED[name]}", found="that header")
-    return None
-
-
 class TrailingSlash:
     """ASGI middleware that takes slashes from the end of a path. A redirect would lose the body of many clients.
 
@@ -118,19 +91,45 @@ class TrailingSlash:
         await self._app(scope, receive, send)
 
 
-class WholeForHttp10:
-    """ASGI middleware that gives a client of HTTP/1.0 a stream in one piece, with its length.
+Channels = tuple[Receive, Send]
 
-    The server before us would send chunks, which such a client takes for the body; it cannot be told to end the body by
-    closing the connection. Whoever wants to see a stream grow has to ask in HTTP/1.1.
-    """
+
+class Filters:
+    """ASGI middleware that hands each request through every filter, which may refuse it or change what it receives."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_old = scope["type"] == "http" and scope.get("http_version") == "1.0"
-        await self._app(scope, receive, Whole(send).send if is_old else send)
+        if scope["type"] == "http":
+            for filtered in FILTERS:
+                receive, send = filtered(scope, receive, send)
+        await self._app(scope, receive, send)
+
+
+REFUSED = {
+    "x-request-timeout-seconds": "would replace the server's own time limit",
+    "x-request-disconnect-disabled": "would keep the server computing after the client has left",
+    "serve-multiplexed-model-id": "would change how Serve routes the request",
+}
+
+
+def without_steering(scope: Scope, receive: Receive, send: Send) -> Channels:
+    """Raise InvalidRequest where a header of `REFUSED` is present."""
+    for raw_name, _ in scope["headers"]:
+        name = raw_name.decode("latin-1").lower().replace("_", "-")  # Serve takes either spelling of the last one
+        if name in REFUSED:
+            raise InvalidRequest.refusing(name, must=f"not be sent, as it {REFUSED[name]}", found="that header")
+    return receive, send
+
+
+def whole_for_http10(scope: Scope, receive: Receive, send: Send) -> Channels:
+    """Give a client of HTTP/1.0 a stream in one piece, with its length.
+
+    The server before us would send chunks, which such a client takes for the body. The server cannot be told to end the
+    body by closing the connection. A client that wants to see a stream grow has to ask in HTTP/1.1.
+    """
+    return receive, Whole(send).send if scope.get("http_version") == "1.0" else send
 
 
 class Whole:
@@ -162,20 +161,15 @@ def _has_length(message: Message) -> bool:
     return any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
 
 
-class Upgrades:
-    """ASGI middleware that refuses a body which the server before us dropped.
+def upgrades(scope: Scope, receive: Receive, send: Send) -> Channels:
+    """Refuse a body which the server before us dropped.
 
     uvicorn's parser in C (httptools) ends a request after its headers where `Connection: Upgrade` is among them, as
-    curl --http2 and Java's HttpClient send it: the application gets an empty body, and what follows on the connection
-    is no request. Behind any other parser the body is there, and nothing is refused.
+    curl --http2 and Java's HttpClient send it. The application then gets an empty body, and what follows on the
+    connection is no request. Behind any other parser the body is there, and nothing is refused.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        upgrade = _upgrade_before_a_body(Headers(scope=scope)) if scope["type"] == "http" else None
-        await self._app(scope, receive if upgrade is None else _checked(receive, upgrade), send)
+    upgrade = _upgrade_before_a_body(Headers(scope=scope))
+    return receive if upgrade is None else _checked(receive, upgrade), send
 
 
 def _upgrade_before_a_body(headers: Headers) -> str | None:
@@ -210,22 +204,17 @@ PIECE_BYTES = 64 * 1024
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 
 
-class ContentEncodings:
-    """ASGI middleware behind which a gzip body is a plain one, in pieces of bounded size.
+def unpacked(scope: Scope, receive: Receive, send: Send) -> Channels:
+    """Give a gzip body as a plain one, in pieces of bounded size.
 
     Whoever reads the body bounds it by what arrives there, so a small body that unpacks to a large one is refused as
     any large one is. Any other encoding is refused when the body is read, by UnsupportedMediaType; a damaged body by
     InvalidRequest.
     """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        encoding = Headers(scope=scope).get(NAME, "").strip().lower() if scope["type"] == "http" else ""
-        if encoding not in ("", "identity"):
-            receive = Unpacked(receive).receive if encoding in GZIP else _refusing(encoding)
-        await self._app(scope, receive, send)
+    encoding = Headers(scope=scope).get(NAME, "").strip().lower()
+    if encoding in ("", "identity"):
+        return receive, send
+    return Unpacked(receive).receive if encoding in GZIP else _refusing(encoding), send
 
 
 class Unpacked:
@@ -276,3 +265,11 @@ def _refusing(encoding: str) -> Receive:
         raise UnsupportedMediaType.refusing(NAME, must="be gzip or identity", found=shown(encoding))
 
     return receive
+
+
+FILTERS: tuple[Callable[[Scope, Receive, Send], Channels], ...] = (
+    without_steering,
+    whole_for_http10,
+    unpacked,
+    upgrades,
+)

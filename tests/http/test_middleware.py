@@ -10,7 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from serve_app.core.errors import InvalidRequest
-from serve_app.http.middleware import HeaderGate
+from serve_app.http.middleware import Filters
 
 
 async def hello(request: Request) -> Response:
@@ -18,7 +18,7 @@ async def hello(request: Request) -> Response:
 
 
 async def get(headers: dict[str, str]) -> httpx.Response:
-    transport = httpx.ASGITransport(HeaderGate(Starlette(routes=[Route("/", hello)])))
+    transport = httpx.ASGITransport(Filters(Starlette(routes=[Route("/", hello)])))
     async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
         return await client.get("/", headers=headers)
 
