@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -27,7 +26,6 @@ from serve_app.core.request import Recording
 ONE = "a non-empty string or a list of token ids"
 
 
-@dataclass(frozen=True, slots=True)
 class Inputs:
     """Every form of `input`: those of `prompt` without what is mixed or tagged."""
 

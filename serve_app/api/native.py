@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -133,7 +132,6 @@ UNNAMED = "tmp"
 """What llama.cpp calls a file without a name."""
 
 
-@dataclass(frozen=True, slots=True)
 class ExtraFiles:
     """A list of objects with a text and, maybe, a name; together no longer than a prompt may be."""
 

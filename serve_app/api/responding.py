@@ -62,7 +62,6 @@ class Input:
         return Messages().read(replace(value, sent=before + messages))
 
 
-@dataclass(frozen=True, slots=True)
 class Reasoning:
     """An object with an effort; a summary of the thoughts is not made."""
 
@@ -78,7 +77,6 @@ class Reasoning:
         return None if effort is None else OneOf(*EFFORTS).read(_within(value, "effort", effort))
 
 
-@dataclass(frozen=True, slots=True)
 class TextFormat:
     """An object with the format that the text has to have; a verbosity is not carried out."""
 
@@ -94,7 +92,6 @@ class TextFormat:
         return None if sent is None else ResponseFormat().read(_within(value, "format", sent))
 
 
-@dataclass(frozen=True, slots=True)
 class FlatTools:
     """Functions as this route writes them, without an object around each; also as chats do."""
 
@@ -122,7 +119,6 @@ class FlatTools:
         return ToolList().read(replace(value, sent=tools) if tools else value)
 
 
-@dataclass(frozen=True, slots=True)
 class FlatChoice:
     """Which function is called, as this route writes it; also as chats do."""
 

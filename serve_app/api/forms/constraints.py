@@ -56,7 +56,6 @@ REGEX = Source(kind="regex", what="a regular expression")
 EBNF = Source(kind="gbnf", what="a grammar in EBNF, as GBNF")
 
 
-@dataclass(frozen=True, slots=True)
 class JsonSchema:
     """A JSON schema, as it is or written in a string; an empty string is neutral, an empty object is any JSON."""
 
@@ -70,7 +69,6 @@ class JsonSchema:
         return None if value.sent == "" else _schema_constraint(value.sent, value, self.words(value.terms))
 
 
-@dataclass(frozen=True, slots=True)
 class Grammar:
     """A grammar in GBNF, or an object that says what it is written in (mistral.rs); an empty string is neutral."""
 
@@ -95,7 +93,6 @@ class Grammar:
         return read(value.sent["value"], value)
 
 
-@dataclass(frozen=True, slots=True)
 class ResponseFormat:
     """What all systems call the response's format; text is neutral."""
 
@@ -247,7 +244,6 @@ def _one_of(options: Mapping[str, object]) -> str:
     return " or ".join(shown(option) for option in options)
 
 
-@dataclass(frozen=True, slots=True)
 class Choices:
     """A list of strings, none of them empty; of no strings nothing could be said."""
 
@@ -275,7 +271,6 @@ class Choices:
 EBNF_DEFINES = "::="
 
 
-@dataclass(frozen=True, slots=True)
 class GuidedGrammar:
     """A grammar in EBNF where anything is defined by `::=`, otherwise in Lark; the empty one is neutral."""
 
@@ -293,7 +288,6 @@ class GuidedGrammar:
 GUIDED_GRAMMAR = GuidedGrammar()
 
 
-@dataclass(frozen=True, slots=True)
 class AnyObject:
     """True is any JSON object, false is neutral."""
 
@@ -308,7 +302,6 @@ class AnyObject:
         return JsonSchema().read(replace(value, sent=dict(ANY_OBJECT))) if is_wanted else None
 
 
-@dataclass(frozen=True, slots=True)
 class StructuralTag:
     """What a response format of that type says, or JSON of it in a string; an empty string is neutral."""
 
@@ -341,7 +334,6 @@ COMPACT = "disable_any_whitespace"
 NEUTRAL_OPTIONS = ("disable_additional_properties", "whitespace_pattern")
 
 
-@dataclass(frozen=True, slots=True)
 class StructuredOutputs:
     """An object with one of the kinds; without any it is neutral."""
 

@@ -225,7 +225,6 @@ def integral(value: object) -> object:
     return int(value) if isinstance(value, float) and math.isfinite(value) and value.is_integer() else value
 
 
-@dataclass(frozen=True, slots=True)
 class Boolean:
     """True or false, and nothing that looks like it."""
 
@@ -353,7 +352,6 @@ class Strings:
         return tuple(dict.fromkeys(string for string in strings if string))
 
 
-@dataclass(frozen=True, slots=True)
 class Paths:
     """A list of strings, each the path of a field; an empty one is a field that nothing has."""
 
@@ -368,7 +366,6 @@ class Paths:
         return tuple(_all_checked(elements, value))
 
 
-@dataclass(frozen=True, slots=True)
 class Breakers:
     """A list of strings, none of them empty, or JSON of it in a string, as some front ends write it."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from serve_app.api.error_text import shown
@@ -37,7 +36,6 @@ Illustrations = tuple[Image, ...] | tuple[tuple[Image, ...], ...]
 """Images of the one prompt, or of each."""
 
 
-@dataclass(frozen=True, slots=True)
 class Images:
     """A list for the one prompt, or one list for each prompt."""
 

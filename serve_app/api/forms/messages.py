@@ -37,7 +37,6 @@ TOOL_CALL = record(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Messages:
     """A list of messages, the oldest first, as they were sent."""
 
@@ -128,7 +127,6 @@ class TemplateVariables:
         return value.sent
 
 
-@dataclass(frozen=True, slots=True)
 class Documents:
     """A list of objects, which are for the chat template to read."""
 
@@ -252,7 +250,6 @@ TOOL_WORDS = 'an object of "type" "function" with a "function" that has a "name"
 MODES = ("none", "auto", "required")
 
 
-@dataclass(frozen=True, slots=True)
 class ToolList:
     """Functions, each with its own name."""
 
@@ -286,7 +283,6 @@ class ToolList:
         return tools
 
 
-@dataclass(frozen=True, slots=True)
 class Choice:
     """A mode, or the function that is to be called; OpenAI's allowed tools are a mode and some functions."""
 

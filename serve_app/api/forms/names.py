@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import get_args
 
@@ -16,7 +15,6 @@ from serve_app.core.request import SamplerName
 NAME = Text(min_chars=1, max_chars=lambda terms: terms.limits.max_model_chars)
 
 
-@dataclass(frozen=True, slots=True)
 class ModelNames:
     """One name, or a list of them."""
 
@@ -42,7 +40,6 @@ class ModelNames:
 SCALE = Real(low=-MAX_SCALE, high=MAX_SCALE)
 
 
-@dataclass(frozen=True, slots=True)
 class AdapterNames:
     """One name for all prompts, or one or null for each; that there are as many is seen beside the prompts."""
 
@@ -76,7 +73,6 @@ ADAPTER = Text(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class AdapterScales:
     """Adapters by their number in the model's list, each with how much of it; those that are not there have 0."""
 
@@ -116,7 +112,6 @@ MAX_NAME_CHARS = 64
 LOGIT_EDITS = frozenset({"penalties", "dry"})
 
 
-@dataclass(frozen=True, slots=True)
 class Samplers:
     """A list of names; those that edit logits come before all others. Another system's samplers are told as ignored."""
 

@@ -33,7 +33,6 @@ ALLOWED = (
 TEXT, IMAGES = "prompt_string", "multimodal_data"
 
 
-@dataclass(frozen=True, slots=True)
 class Prompts:
     """Every form of `prompt`."""
 
@@ -222,7 +221,6 @@ ALLOWED_IDS = TokenList(max_ids=lambda terms: terms.limits.max_logit_bias, is_ne
 TEXT_IDS = TokenList(max_ids=lambda terms: terms.limits.max_prompt_ids, keeps_repeats=True)
 
 
-@dataclass(frozen=True, slots=True)
 class LogitBias:
     """An object or pairs, from a token id or a text whose tokens all get it; false is minus infinity."""
 
@@ -283,7 +281,6 @@ def _bias(value: Value, at: int | str, bias: object) -> float:
 TYPE, CONTENT = "type", "content"
 
 
-@dataclass(frozen=True, slots=True)
 class Prediction:
     """`{"type": "content", "content": …}`, its content a string or a list of parts of text."""
 
@@ -308,7 +305,6 @@ class Prediction:
         return "".join(strings)
 
 
-@dataclass(frozen=True, slots=True)
 class Speculation:
     """A text, or a list of token ids."""
 
