@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -53,20 +53,8 @@ class Wanted:
 Resolve = Callable[[Wanted], ModelRef]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The model that a part is for, with its card."""
-
-    model: ModelRef
-    card: ModelCard
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What a request asks of one base, its folder's recommendations among it."""
-
-    sampling: SamplingParams
-    stop: StopParams
+Target = tuple[ModelRef, ModelCard]
+"""The model that a part is for, with its card."""
 
 
 def lower(
@@ -90,77 +78,63 @@ def lower(
     """
     targets = _targets(request, resolve, card_of)
     request = request.seeded()
-    _check_amount(request, max_model_len=max(target.card.max_model_len for target in targets))
-    asked: dict[str, Asked] = {}
-    for part, target in enumerate(targets):
+    _check_amount(request, max_model_len=max(card.max_model_len for _, card in targets))
+    of_bases: dict[str, GenerationRequest] = {}
+    lowered = []
+    for part, (model, card) in enumerate(targets):
         try:
-            _check_images(request.images_of(part), target.card)
-            _check_prompt_ids(request, part, vocab_size=target.card.vocab_size)
-            if target.model.base not in asked:
-                asked[target.model.base] = _asked(request, target.card, tenant)
+            _check_images(request.images_of(part), card)
+            _check_prompt_ids(request, part, vocab_size=card.vocab_size)
+            if model.base not in of_bases:
+                of_bases[model.base] = _lowered(request, model, card, client_request_id, tenant=tenant)
+            one = replace(
+                of_bases[model.base],
+                request_id=f"{response_id}/{part}",
+                model=model,
+                prompt=_prompt(request, part),
+                prompt_index=part % len(request.prompts),
+            )
+            check_capabilities(one, card, model_param=_adapter_param(request, part))
         except InvalidRequest as error:
-            raise error.about(target.model.name) if request.listed else error from None
-    lowered = _lowered(request, response_id, targets, asked, client_request_id=client_request_id, tenant=tenant)
-    for part, (one, target) in enumerate(zip(lowered, targets, strict=True)):
-        try:
-            check_capabilities(one, target.card, model_param=_adapter_param(request, part))
-        except InvalidRequest as error:
-            raise error.about(target.model.name) if request.listed else error from None
-    return lowered
+            raise error.about(model.name) if request.listed else error from None
+        lowered.append(one)
+    return tuple(lowered)
 
 
 def _lowered(
-    request: CompletionRequest,
-    response_id: str,
-    targets: Sequence[Target],
-    asked: Mapping[str, Asked],
-    *,
-    client_request_id: str,
-    tenant: Tenant,
-) -> tuple[GenerationRequest, ...]:
-    """What is the same for every prompt is made once; `asked` is by base."""
-    logprobs, context, texts = _logprobs(request), _context(request), unencoded(request)
-    salt = _salt(tenant, request.cache_salt)
-
-    def one(part: int, target: Target) -> GenerationRequest:
-        writing = writing_of(target.card)
-        return GenerationRequest(
-            request_id=f"{response_id}/{part}",
-            model=target.model,
-            prompt=_prompt(request, part),
-            prompt_index=part % len(request.prompts),
-            n=request.num_candidates,
-            sampling=asked[target.model.base].sampling,
-            stop=asked[target.model.base].stop,
-            logprobs=logprobs,
-            echo=request.echo or request.echo_last > 0,
-            echo_last=request.echo_last,
-            reports_prompt_ids=request.return_token_ids,
-            uses_cache=request.cache_prompt,
-            cache_salt=salt,
-            skips_special_tokens=request.skip_special_tokens,
-            shown_marks=marks_to_show(request, writing),
-            constraint=_constraint(request, writing.calls),
-            record=record_wanted(request, target.card),
-            conversation=request.conversation(target.card),
-            reports_tail=request.splits_reasoning and writing.thoughts.reads_prompt,
-            is_read_whole=not request.stream,
-            context=context,
-            unencoded=texts,
-            infill=request.infill,
-            prediction=request.expected,
-            client_request_id=client_request_id,
-            share=tenant.share,
-        )
-
-    return tuple(one(part, target) for part, target in enumerate(targets))
-
-
-def _asked(request: CompletionRequest, card: ModelCard, tenant: Tenant) -> Asked:
+    request: CompletionRequest, model: ModelRef, card: ModelCard, client_request_id: str, *, tenant: Tenant
+) -> GenerationRequest:
+    """Return what is the same for every prompt and adapter of a base, its folder's recommendations among it."""
     _check_ids(request, card.vocab_size)
-    request = request.model_copy(update=request.defaults_of(card.default_sampling))
-    sampling = lower_sampling(request, vocab_size=card.vocab_size)
-    return Asked(sampling=sampling, stop=_within(tenant.max_tokens, _stop(request), request))
+    sampled = request.model_copy(update=request.defaults_of(card.default_sampling))
+    writing = writing_of(card)
+    return GenerationRequest(
+        request_id="",
+        model=model,
+        prompt=Prompt(parts=()),
+        n=request.num_candidates,
+        sampling=lower_sampling(sampled, vocab_size=card.vocab_size),
+        stop=_within(tenant.max_tokens, _stop(sampled), sampled),
+        logprobs=_logprobs(request),
+        echo=request.echo or request.echo_last > 0,
+        echo_last=request.echo_last,
+        reports_prompt_ids=request.return_token_ids,
+        uses_cache=request.cache_prompt,
+        cache_salt=_salt(tenant, request.cache_salt),
+        skips_special_tokens=request.skip_special_tokens,
+        shown_marks=marks_to_show(request, writing),
+        constraint=_constraint(request, writing.calls),
+        record=record_wanted(request, card),
+        conversation=request.conversation(card),
+        reports_tail=request.splits_reasoning and writing.thoughts.reads_prompt,
+        is_read_whole=not request.stream,
+        context=_context(request),
+        unencoded=unencoded(request),
+        infill=request.infill,
+        prediction=request.expected,
+        client_request_id=client_request_id,
+        share=tenant.share,
+    )
 
 
 def _prompt(request: CompletionRequest, part: int) -> Prompt:
@@ -177,7 +151,7 @@ def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> t
             key = (at, request.lora_path_of(index))
             if key not in known:
                 model = _model(request, at, key[1], resolve=resolve, card_of=card_of)
-                known[key] = Target(model=model, card=card_of(model))
+                known[key] = model, card_of(model)
             targets.append(known[key])
     return tuple(targets)
 
