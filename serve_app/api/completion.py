@@ -96,7 +96,7 @@ class CompletionRequest(
         return self.num_parts * self.num_candidates
 
     def listed_model_of(self, part: int) -> str | None:
-        """The model of this part, where it is one of a list."""
+        """Return the model of this part if it is one of a list."""
         return self.listed[part // len(self.prompts)] if self.listed else None
 
     def images_of(self, part: int) -> tuple[Image, ...]:

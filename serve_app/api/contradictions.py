@@ -44,7 +44,7 @@ class Sent:
 
 
 def check_contradictions(sent: Sent) -> None:
-    """Raises InvalidRequest that names each parameter of the contradiction."""
+    """Raise InvalidRequest, which names each parameter of a contradiction, if there is one."""
     for check in CHECKS:
         check(sent)
 

@@ -51,7 +51,7 @@ class Inputs:
 
 
 def _is_mixed(sent: object) -> bool:
-    """Whether it is a list of text and token ids."""
+    """Return whether it is a list of texts and token ids."""
     kinds = set(map(type, sent)) if isinstance(sent, list) else set()
     return str in kinds and bool(kinds & {int, float})
 

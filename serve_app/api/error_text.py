@@ -11,7 +11,7 @@ MAX_SHOWN_BITS = 200
 
 
 def shown(value: object) -> str:
-    """The value as JSON where it is short, otherwise its beginning or its size."""
+    """Return the value as JSON if it is short, otherwise its beginning or its size."""
     match value:
         case bool() | None:
             return json.dumps(value)

@@ -300,7 +300,7 @@ class Suffixed(BaseModel):
 
     @property
     def infill(self) -> Infill | None:
-        """The gap that the model is asked to fill, if any."""
+        """Return the gap that the model is to fill, if any."""
         if self.gap is not None:
             return self.gap
         return Infill(suffix=self.suffix) if self.suffix and self.suffix_mode is SuffixMode.FIM else None

@@ -74,7 +74,7 @@ def _unique_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def check_depth(value: object, max_depth: int) -> None:
-    """Raises InvalidRequest where containers stand within more containers than that."""
+    """Raise InvalidRequest if the value is nested more than that."""
     level = [value]
     for _ in range(max_depth):
         level = [child for container in level for child in _containers(container)]

@@ -61,7 +61,7 @@ class LegacyLogprobs:
 
 
 def finite(logprob: float) -> float:
-    """The log-probability, or the lowest that is written where it is minus infinity or no number."""
+    """Return the log-probability, or the lowest that JSON holds if it is minus infinity or no number."""
     return max(LOWEST_LOGPROB, logprob)
 
 
@@ -93,7 +93,7 @@ Write = Callable[[TokenLogprob | TopLogprob], str]
 
 
 def _likeliest(entry: TokenLogprob, write: Write, num_top: int | None) -> dict[str, float] | None:
-    """The likeliest tokens and the chosen one as they are written; of two written alike the likelier stays."""
+    """Return the likeliest tokens and the chosen one. Of two that are written alike, the likelier stays."""
     if entry.logprob is None:
         return None
     found: dict[str, float] = {}

@@ -118,7 +118,7 @@ def props_body(card: ModelCard) -> dict[str, object]:
 
 
 def adapters_body(card: ModelCard) -> list[dict[str, object]]:
-    """The adapters that a request's `lora` refers to by number; none is applied to requests that name none."""
+    """Return the adapters that `lora` refers to by number. No request gets one that it does not name."""
     usable = [adapter for adapter in card.adapters if adapter.is_usable]
     return [
         {"id": number, "path": adapter.root or adapter.name, "scale": 0.0, "name": f"{card.name}:{adapter.name}"}

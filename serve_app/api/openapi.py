@@ -370,7 +370,7 @@ def body_schema(kind: Body[Any], terms: Terms) -> Schema:
 
 
 def native_schema(terms: Terms) -> Schema:
-    """The body of llama.cpp's own routes, which need no model where one is served and rank nothing."""
+    """Return the schema of llama.cpp's own routes, which need no model if one is served, and rank nothing."""
     schema = with_optional_model(body_schema(NATIVE, terms))
     for name in NOT_NATIVE:
         neutral = {"enum": [False, None]} if name.startswith("return_") else NOTHING

@@ -276,7 +276,7 @@ def read_fields(
 
 
 def _has_own_form(disposition: Disposition | None) -> bool:
-    """Whether a name takes other values than the parameter's own; it is read last, so that its form counts."""
+    """Return whether a name takes other values than the parameter's own; it is read last, so that its form counts."""
     return isinstance(disposition, Renamed) and disposition.form is not None
 
 

@@ -157,7 +157,7 @@ class Including:
         return array(STRING, most=terms.limits.max_stop_strings)
 
     def read(self, value: Value) -> bool:
-        """Whether log-probabilities are wanted."""
+        """Return whether log-probabilities are wanted."""
         names = value.elements(value.terms.limits.max_stop_strings, self.words(value.terms))
         for at, name in enumerate(names):
             if not isinstance(name, str):
@@ -272,7 +272,7 @@ def _nested(tool: object) -> object:
 
 
 def _messages_of(items: Sequence[object], value: Value) -> list[Item]:
-    """The messages of a chat. What a model gave in a row, its thoughts, its text and its calls, is one of them."""
+    """Return the messages of a chat. Thoughts, text and calls that a model gave in a row are one message."""
     messages: list[Item] = []
     for at, item in enumerate(items):
         found = _message_of(item, f"{value.name}[{at}]", value)
@@ -287,7 +287,7 @@ def _messages_of(items: Sequence[object], value: Value) -> list[Item]:
 
 
 def _goes_on(last: Item, found: Item) -> bool:
-    """Whether an item belongs to the answer that the one before it is of: thoughts come first, and calls last."""
+    """Return whether an item continues the answer of the item before it: thoughts come first, and calls last."""
     if "tool_calls" in found:
         return True
     has_ended = "tool_calls" in last or last["content"] is not None
@@ -350,7 +350,7 @@ def _part(part: object, path: str) -> object:
 
 
 def _members(value: Value, words: str, *, read: tuple[str, ...]) -> Item:
-    """The members of an object; what is not read of them is told."""
+    """Return the members of an object, and tell the client of those that are not read."""
     if not isinstance(value.sent, dict):
         raise value.refused(words)
     for name, each in value.sent.items():

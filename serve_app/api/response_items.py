@@ -34,7 +34,7 @@ class ResponseWriter:
         self._num_tokens = self._num_thought = 0
 
     def begin(self) -> Iterator[Item]:
-        """The response before there is anything in it."""
+        """Tell the response before there is anything in it."""
         for name in ("created", "in_progress"):
             yield self._event(f"response.{name}", response=self.body("in_progress"))
 

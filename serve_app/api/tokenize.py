@@ -125,7 +125,7 @@ def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
 
 
 def parse_apply_template(body: bytes, limits: WireLimits) -> TokenizeCall:
-    """The chat whose text is asked for. Raises InvalidRequest."""
+    """Return the chat whose prompt is asked for. Raises InvalidRequest."""
     values = read_members(body, APPLY_TEMPLATE, limits, path=Path.APPLY_TEMPLATE, required="messages")
     conversed = _conversed(values, beside="messages")
     return TokenizeCall(
@@ -139,7 +139,7 @@ def parse_apply_template(body: bytes, limits: WireLimits) -> TokenizeCall:
 
 
 def _conversed(values: Mapping[str, Any], *, beside: str) -> Conversed | None:
-    """The chat that these members make; None where they are of a text."""
+    """Return the chat that these members make; None if they are of a text."""
     members = {name: values[name] for name in CONVERSED if name in values}
     if beside == "messages":
         check_continuation(members)

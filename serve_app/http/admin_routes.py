@@ -76,7 +76,7 @@ def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
 
 
 def _merged(first: dict[str, object], second: dict[str, object]) -> dict[str, object]:
-    """Return both together. Raises InvalidRequest where the body contradicts the address."""
+    """Return both together. Raises InvalidRequest if the body contradicts the address."""
     for name in first.keys() & second.keys():
         if first[name] != second[name]:
             must = f"be that of the address, {shown(first[name])}"

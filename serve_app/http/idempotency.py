@@ -170,7 +170,7 @@ class Idempotent:
         return False
 
     def _headers_of_repeat(self, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """Those of the answer, and how the limits stand now: a repeat takes nothing from them."""
+        """Return the answer's headers with the limits as they stand now; a repeat takes nothing from them."""
         kept = [(name, value) for name, value in headers if name not in TOLD_OF_RATES]
         return [*kept, *rate_headers(self._rates()), (REPLAYED.encode(), b"true")]
 

@@ -20,12 +20,12 @@ ADMIN_PATTERNS = {path: re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path i
 
 
 def route(path: Path, endpoint: Callable[[Request], Awaitable[Response]] | ASGIApp) -> Route:
-    """`endpoint` answers `path`. What is in braces may hold slashes."""
+    """Return the route of a path and what answers it. What is in braces may hold slashes."""
     return Route(path.replace("}", ":path}"), endpoint, methods=[path.method])
 
 
 def path_of(path: str) -> Path | AdminPath | None:
-    """The path of ours that this one is; None where it is none of them."""
+    """Return the path of the service that this is; None if there is none."""
     found = KNOWN.get(path)
     if found is not None:
         return found

@@ -46,7 +46,7 @@ class HttpSettings(ClientSettings):
     trace: Trace | None = None
 
     def for_tenant(self, tenant: Tenant) -> HttpSettings:
-        """The same with what the tenant is bound to besides."""
+        """Return the same settings with the tenant's own bounds."""
         if tenant.max_n is None:
             return self
         return replace(self, limits=replace(self.limits, max_n=min(tenant.max_n, self.limits.max_n)))

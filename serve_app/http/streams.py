@@ -22,11 +22,11 @@ class Renderer(Protocol):
     """Writes the events of a run as bytes of a stream."""
 
     def chunks(self, event: Event) -> bytes:
-        """What this event allows to be sent; may be nothing."""
+        """Return what this event allows to be sent, if anything."""
         ...
 
     def tail(self) -> bytes:
-        """What ends the stream."""
+        """Return what ends the stream."""
         ...
 
 
@@ -62,7 +62,7 @@ async def stream(
 
 
 async def in_time(sending: Awaitable[None], max_stall_s: float) -> None:
-    """Raises DeadlineExceeded where that takes longer."""
+    """Await what sends. Raises DeadlineExceeded if that takes longer."""
     with Patience() as patience:
         await _in_time(patience, sending, max_stall_s)
 
@@ -79,7 +79,7 @@ async def _in_time(patience: Patience, sending: Awaitable[None], max_stall_s: fl
 async def _next_event(
     run: Run, exchange: Exchange, patience: Patience, *, keep_alive_s: float, max_stall_s: float
 ) -> Event | None:
-    """The next event, None at the end; comments go out while it is waited for."""
+    """Return the next event, None at the end. Comments go out while it is awaited."""
     while True:
         try:
             if run.has_ready:
@@ -118,7 +118,7 @@ class Patience:
             self._timer.cancel()
 
     async def wait(self, waiting: Awaitable[Result], seconds: float) -> Result:
-        """What it gives. Raises TimeoutError, and cancels it, where that takes longer."""
+        """Return what it gives. If that takes longer, cancel it and raise TimeoutError."""
         self._due_at = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._due_at:
             self._set_timer(self._due_at)

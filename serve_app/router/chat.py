@@ -59,7 +59,7 @@ class ChatComposer(EventComposer[ChatChoice]):
         return [Part(choice=choice, part=event.part, completion_tokens=event.completion_tokens) for choice in choices]
 
     def _begun(self, event: Event) -> ChatChoice:
-        """The beginning of a message, before there is anything in it."""
+        """Return the beginning of a message, before there is anything in it."""
         report = self._reports.get(event.part)
         before = self._before(report)
         self._readers[event.index] = message_reader(self._request, self._writings[event.part], before=before)
@@ -72,7 +72,7 @@ class ChatComposer(EventComposer[ChatChoice]):
         )
 
     def _before(self, report: PromptReport | None) -> str:
-        """What stands before the message: the end of the prompt, or the message that is gone on with."""
+        """Return what stands before the message: the end of the prompt, or the message that the model continues."""
         if self._request.continue_final_message:
             return text_of(self._request.messages[-1])
         return "" if report is None else report.tail
@@ -93,7 +93,7 @@ class ChatComposer(EventComposer[ChatChoice]):
 def chat_renderer(
     request: ChatRequest, head: ResponseHead, run: Run, *, writings: Sequence[Writing]
 ) -> StreamRenderer[ChatChoice]:
-    """Of the chunks of POST /v1/chat/completions."""
+    """Return what writes the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
     composer = ChatComposer(request, writings)
     return StreamRenderer(request, run.stats, composer=composer, writer=writer)
@@ -124,14 +124,14 @@ class ResponseRenderer:
         self._has_begun = False
 
     def items(self, event: Event) -> list[Item]:
-        """What this event of the run tells."""
+        """Return the events that tell of one event of the run."""
         begun = [] if self._has_begun else [*self._writer.begin()]
         self._has_begun = True
         parts = self._composer.add(event)
         return begun + [each for part in parts for each in self._writer.add(part.choice, part.completion_tokens)]
 
     def last_items(self) -> list[Item]:
-        """What tells the end of the run."""
+        """Return the events that tell the end of the run."""
         return [*self._writer.end(self._run.stats.usage)]
 
     def chunks(self, event: Event) -> bytes:
@@ -141,12 +141,12 @@ class ResponseRenderer:
         return _written(self.last_items())
 
     def failed(self, error: ServeError) -> bytes:
-        """The end of a stream that had begun."""
+        """Return the end of a stream that fails."""
         return _written([*([] if self._has_begun else self._writer.begin()), self._writer.failed(error)])
 
 
 async def collect_response(run: Run, renderer: ResponseRenderer) -> Item:
-    """Read a run to its end: the response that its last event tells."""
+    """Read a run to its end and return the response that its last event tells."""
     async for event in run:
         renderer.items(event)
     response: Item = renderer.last_items()[-1]["response"]

@@ -94,7 +94,7 @@ class Answers:
         self.num_bytes = 0
 
     def __iter__(self) -> Iterator[Answer]:
-        """All that are still good."""
+        """Return all answers that are still good."""
         now = self._clock()
         return iter([each for each in self._all.values() if each.expires_at > now])
 
@@ -120,7 +120,7 @@ class Answers:
         self.num_bytes += answer.num_bytes
 
     def make_room(self, tenant: str, *, max_answers: int, max_bytes: int) -> None:
-        """Let go what is too much. max_answers, max_bytes: that may stay of the tenant"""
+        """Forget what is too much. max_answers, max_bytes: what may stay of the tenant"""
         now = self._clock()
         while self._all and (oldest := next(iter(self._all.values()))).expires_at <= now:
             self._drop(oldest)
@@ -215,11 +215,11 @@ class Replays:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the answers that are over."""
+        """Return the bytes of all whole answers."""
         return self._kept.num_bytes
 
     def num_bytes(self, tenant: str) -> int:
-        """Bytes that are kept of a tenant."""
+        """Return the bytes that are kept of a tenant."""
         return self._kept.num_bytes_of(tenant) + sum(each.num_bytes for each in self._running_of(tenant))
 
     def kept(self) -> list[tuple[Answer, float]]:
@@ -274,7 +274,7 @@ class Replays:
         return [recording for claim, recording, _ in self._running.values() if claim.tenant == tenant]
 
     def _make_room(self, tenant: str) -> None:
-        """Those that are being given count, too."""
+        """Forget what is too much of a tenant. Answers that are being given count, too."""
         running, settings = self._running_of(tenant), self.settings
         max_bytes = settings.max_bytes - sum(each.num_bytes for each in running)
         self._kept.make_room(tenant, max_answers=settings.max_answers - len(running), max_bytes=max_bytes)
@@ -294,7 +294,7 @@ Claimed = Standing | tuple[Message, ...]
 
 
 class ClaimBook(Protocol):
-    """The book as a router reaches it."""
+    """The claims of all routers, as one router reaches them."""
 
     async def claim(self, claim: Claim) -> Claimed:
         """Raises KeyReused, and Unavailable where the book cannot be reached."""
@@ -305,7 +305,7 @@ class ClaimBook(Protocol):
         ...
 
     def leave(self, claim: Claim) -> None:
-        """Nothing more is done for it, whether its answer was delivered or not; until then it is still answered."""
+        """Say that the router does nothing more for this claim, whether it delivered an answer or not."""
         ...
 
 
@@ -398,7 +398,7 @@ class Claims:
 
 
 def size_of(message: Message) -> int:
-    """Return the bytes that it takes, about."""
+    """Return about how many bytes a message takes."""
     body = message.get("body", b"")
     return MESSAGE_BYTES + (len(body) if isinstance(body, bytes) else 0)
 

@@ -143,7 +143,7 @@ def _prompt(request: CompletionRequest, part: int) -> Prompt:
 
 
 def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> tuple[Target, ...]:
-    """Of each part, in order."""
+    """Return the model of each part, in order."""
     known: dict[tuple[int, str | None], Target] = {}
     targets = []
     for at in range(len(request.models)):
@@ -157,12 +157,12 @@ def _targets(request: CompletionRequest, resolve: Resolve, card_of: CardOf) -> t
 
 
 def model_param(request: CompletionRequest, at: int) -> str:
-    """What a client calls this model of its request."""
+    """Return the path of this model in the request, for messages."""
     return f"model[{at}]" if request.listed else "model"
 
 
 def _adapter_param(request: CompletionRequest, part: int) -> str:
-    """What named the adapters of a part."""
+    """Return the parameter that named the adapters of a part."""
     if request.lora_path_of(part % len(request.prompts)) is not None:
         return "lora_path"
     if request.scales or request.adapter is not None:
@@ -173,7 +173,7 @@ def _adapter_param(request: CompletionRequest, part: int) -> str:
 def _model(
     request: CompletionRequest, at: int, lora_path: str | None, *, resolve: Resolve, card_of: CardOf
 ) -> ModelRef:
-    """What the name at this place means beside what names adapters."""
+    """Return the model that the name at this place means, with the adapters that other parameters name."""
     param, name = model_param(request, at), request.models[at]
     if request.adapter is None:
         model = resolve(Wanted(model=name, param=param, adapter=lora_path))
@@ -192,7 +192,7 @@ def _model(
 
 
 def _numbered_adapters(request: CompletionRequest, card: ModelCard) -> str:
-    """The mix of the adapters that `lora` gives a scale by their numbers."""
+    """Return the mix of the adapters that `lora` gives a scale by number."""
     adapters = card.usable_adapters
     highest = max(request.scales)
     if highest >= len(adapters):
@@ -216,12 +216,12 @@ def _stop(request: CompletionRequest) -> StopParams:
 
 
 def _outdented(least: int) -> tuple[str, ...]:
-    """The expression of a line break behind which fewer spaces and tabs stand than this; none where any number may."""
+    """Return the pattern of a line that is indented by fewer spaces or tabs than this; none if any indent may be."""
     return (rf"\n[ \t]{{0,{least - 1}}}[^ \t]",) if least else ()
 
 
 def _within(most: int | None, stop: StopParams, request: CompletionRequest) -> StopParams:
-    """What had no bound, or a dialect's, is bound by the tenant's; one that was sent beyond that is refused."""
+    """Bound the length by the tenant's. Raises InvalidRequest if the client sent a larger one."""
     if most is None or (stop.max_tokens is not None and stop.max_tokens <= most):
         return stop
     if stop.max_tokens is not None and request.sends_max_tokens:
@@ -231,7 +231,7 @@ def _within(most: int | None, stop: StopParams, request: CompletionRequest) -> S
 
 
 def _salt(tenant: Tenant, sent: str) -> str:
-    """What is in the hash of a prefix, so that only those find it who may."""
+    """Return what goes into the hash of a prefix, so that no other tenant finds it."""
     if tenant is LOCAL.tenant:
         return sent
     return f"group {tenant.cache_group}\n{sent}" if tenant.cache_group else f"tenant {tenant.own}\n{sent}"
@@ -249,7 +249,7 @@ def _context(request: CompletionRequest) -> ContextParams:
 
 
 def _logprobs(request: CompletionRequest) -> LogprobParams | None:
-    """Also where nothing but a ranking needs them."""
+    """Return which log-probabilities to compute; a ranking needs them, too."""
     top = 0 if request.logprobs is None and request.is_ranked else request.logprobs
     if top is None and request.prompt_logprobs is None:
         return None
@@ -262,14 +262,14 @@ def _logprobs(request: CompletionRequest) -> LogprobParams | None:
 
 
 def _constraint(request: CompletionRequest, form: Form) -> Constraint | None:
-    """What each text has to be, calls of tools in the form that the model knows."""
+    """Return what each text has to be, with calls in the form that the model knows."""
     if not isinstance(request, ChatRequest):
         return constraint_of(request)
     return call_constraint(request.tool_use, form, request.constraint)
 
 
 def _check_images(images: Sequence[Image], card: ModelCard) -> None:
-    """Raises UnsupportedParameter where there are images and the model takes none."""
+    """Raise UnsupportedParameter if there are images and the model takes none."""
     if not images or (card.images is not None and card.images.takes_images):
         return
     why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
@@ -301,7 +301,7 @@ def _hold_ids(vocab_size: int) -> str:
 
 
 def _check_amount(request: CompletionRequest, *, max_model_len: int) -> None:
-    """Bound what all completions may come to; none of them is longer than the context."""
+    """Bound the tokens of all completions together; none of them is longer than the context."""
     each = min(request.max_tokens, max_model_len)
     if request.num_choices * each > request.max_total_tokens:
         raise InvalidRequest.refusing(
@@ -346,7 +346,7 @@ def lower_sampling(request: CompletionRequest, *, vocab_size: int) -> SamplingPa
 
 
 def unencoded(request: CompletionRequest) -> UnencodedParams:
-    """What the tokenizer is still to make of it."""
+    """Return the parameters that need the tokenizer."""
     return UnencodedParams(
         logit_bias=tuple((key, bias) for key, bias in request.logit_bias if isinstance(key, str)),
         dry_breakers=request.dry_sequence_breakers if _dry(request) is not None else (),
@@ -355,7 +355,7 @@ def unencoded(request: CompletionRequest) -> UnencodedParams:
 
 
 def _dry(request: CompletionRequest) -> DryParams | None:
-    """A base below 1 would reward repetition; llama.cpp takes its default instead."""
+    """Return the parameters of DRY. As in llama.cpp, the default replaces a base below 1, which would reward repetition."""
     if request.dry_multiplier == 0 or request.dry_penalty_last_n == 0:
         return None
     return DryParams(
@@ -383,7 +383,7 @@ STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
 
 
 def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams | None:
-    """None where nothing is wanted. Raises UnsupportedParameter for what is not allowed of this model."""
+    """Return what to record; None for nothing. Raises UnsupportedParameter for what the operator does not allow."""
     if isinstance(request, EmbeddingRequest):
         return _embedding(request, card)
     states, experts = request.return_hidden_states, request.return_routed_experts
@@ -416,7 +416,7 @@ def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
 
 
 def _check_dimensions(wanted: int | None, card: ModelCard) -> None:
-    """Numbers that are left out say something unless the model was trained to have the first say most."""
+    """Check the size of vectors. Only a model that was trained for it has shorter ones."""
     allowed = sorted({*card.records.embedding_sizes, card.records.hidden_size} - {0})
     is_free = 0 in card.records.embedding_sizes and (wanted or 0) <= card.records.hidden_size
     if wanted is None or wanted in allowed or is_free:

@@ -42,11 +42,11 @@ class ThoughtForm:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Everything that a text without special tokens may lack."""
+        """Return every mark that a text without special tokens may lack."""
         return (*self.openers, *self.closers, *self.dropped)
 
     def is_open(self, before: str) -> bool:
-        """Whether a text behind this one begins within a thought."""
+        """Return whether a text behind this one begins within a thought."""
         opened, closed = _last(self.openers, before), _last(self.closers, before)
         return opened > closed or (self.begins and closed < 0)
 
@@ -149,7 +149,7 @@ SHOWN: tuple[tuple[tuple[str, ...], ThoughtForm], ...] = (
 
 
 def thoughts_for(template: str, reasoning_parser: ReasoningParserName | None = None) -> ThoughtForm:
-    """The form that was named, else the one that the template shows the model."""
+    """Return the named form, else the one that the template shows the model."""
     if reasoning_parser is not None:
         return THOUGHTS[reasoning_parser]
     return next((form for marks, form in SHOWN if all(mark in template for mark in marks)), UNKNOWN)
@@ -197,12 +197,12 @@ class ReasoningSplitter:
 
     @property
     def is_over(self) -> bool:
-        """Whether what follows is what is said, to the letter."""
+        """Return whether everything that follows is said, to the letter."""
         is_said = self._place is _Place.SAYING and self._has_shown
         return is_said and not self._form.dropped and not self._form.returns
 
     def feed(self, text: str) -> Split:
-        """Take more of the text."""
+        """Take more of the text and return what it adds."""
         self._held += text
         shown, before = Split(), None
         while before != (self._place, self._held):
@@ -211,7 +211,7 @@ class ReasoningSplitter:
         return shown
 
     def flush(self) -> Split:
-        """End the text: what was held back is what it seems to be."""
+        """End the text and return what was held back, as what it seems to be."""
         self._is_last = True
         return self.feed("")
 
@@ -250,7 +250,7 @@ class ReasoningSplitter:
         return shown
 
     def _thought(self, thought: str) -> Split:
-        """A line break stands between two thoughts."""
+        """Return a thought, behind a line break if another stands before it."""
         if not thought:
             return Split()
         between = "\n" if self._has_thought and not self._has_shown else ""
@@ -267,20 +267,20 @@ class ReasoningSplitter:
         return Split(content=said)
 
     def _up_to(self, finder: MarkFinder) -> tuple[str, str]:
-        """What is certain to stand before the next mark, and that mark; "" where it has not come."""
+        """Return what certainly stands before the next mark, and that mark; "" if it has not come yet."""
         at, mark = finder.find(self._held, is_last=self._is_last)
         said, self._held = self._held[:at], self._held[at + len(mark) :]
         return said, mark
 
 
 def _last(marks: tuple[str, ...], text: str) -> int:
-    """The place of the last of these marks in the text; -1 is nowhere."""
+    """Return the place of the last of these marks in the text; -1 is nowhere."""
     return max((text.rfind(mark) for mark in marks), default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writing:
-    """How a model writes calls and thoughts."""
+    """How one model writes calls and thoughts."""
 
     calls: Form
     thoughts: ThoughtForm
@@ -298,7 +298,7 @@ def writing_of(card: ModelCard | None) -> Writing:
 
 
 def marks_to_show(request: CompletionRequest, writing: Writing) -> tuple[str, ...]:
-    """The marks which the text is read by, although special tokens are not shown."""
+    """Return the marks that the reader needs in the text, although special tokens are not shown."""
     if not isinstance(request, ChatRequest) or not request.skip_special_tokens:
         return ()
     of_thoughts = writing.thoughts.marks if request.splits_reasoning else ()
@@ -331,11 +331,11 @@ class MessageReader:
 
     @property
     def is_text_alone(self) -> bool:
-        """Whether what it reads from now on is what is said, piece by piece."""
+        """Return whether everything that it reads from now on is said, piece by piece."""
         return self._parser is None and (self._splitter is None or self._splitter.is_over)
 
     def read(self, text: str, finish: Finish | None) -> Gain:
-        """Take more of the text; with its finish, the last of it."""
+        """Take more of the text and return what it adds; `finish` comes with the last of it."""
         split = self._split(text, is_last=finish is not None)
         parsed = self._parsed(split.content, finish)
         calls = tuple(call for call in parsed.calls if self._is_parallel or call.index == 0)
@@ -359,13 +359,13 @@ class MessageReader:
         return Parsed(content=fed.content + rest.content, calls=fed.calls + rest.calls)
 
     def _reason(self, finish: Finish) -> FinishReason:
-        """A text that ended by itself behind a call ended for that."""
+        """Return why the text ended. If it ended by itself behind a call, the call is the reason."""
         has_called = self._parser is not None and self._parser.has_calls and self._parser.is_whole
         return FinishReason.TOOL_CALLS if has_called and finish.reason is FinishReason.STOP else finish.reason
 
 
 def message_reader(request: ChatRequest, writing: Writing, *, before: str) -> MessageReader:
-    """Of one text of this request. before: what stands before the text"""
+    """Return the reader of one text of this request. before: what stands before the text"""
     tools, form, parser = request.tool_use, writing.calls, None
     splitter = ReasoningSplitter(writing.thoughts, before=before) if request.splits_reasoning else None
     if tools.usable:
@@ -374,7 +374,7 @@ def message_reader(request: ChatRequest, writing: Writing, *, before: str) -> Me
 
 
 def constraint_of(request: CompletionRequest) -> Constraint | None:
-    """What each text has to be, tools considered; those that may be called and are not strict demand nothing."""
+    """Return what each text has to be. Tools that may be called and are not strict demand nothing."""
     tools = request.tool_use
     if tools.choice.mode == "required" or any(tool.is_strict for tool in tools.usable):
         return call_constraint(tools, JSON, request.constraint)
@@ -394,7 +394,7 @@ class CallReader:
             self._texts.setdefault(index, []).append(text)
 
     def finished(self, choice: Choice) -> Choice:
-        """The end of a choice, with its calls where its text is nothing else."""
+        """Return the end of a choice, with its calls if its text is nothing else."""
         text = "".join(self._texts.pop(choice.index, ()))
         if not text:
             return choice
@@ -407,7 +407,7 @@ class CallReader:
 
 
 def _is_json(text: str) -> bool:
-    """Calls are also read where the mark or the brace behind them is missing; here the text is to be their JSON."""
+    """Return whether the text is JSON. The parser also reads calls whose last brace is missing."""
     try:
         json.loads(text)
     except ValueError:

@@ -32,7 +32,7 @@ class NativeRenderer:
         return b"".join(sse_event(dump(chosen_fields(each, fields) if each["stop"] else each)) for each in results)
 
     def tail(self) -> bytes:
-        """Nothing: llama.cpp's own streams end with the last result."""
+        """Return nothing, as llama.cpp's own streams end with the last result."""
         return b""
 
     def result(self, part: Part[Choice]) -> dict[str, object]:
@@ -69,12 +69,12 @@ class NativeRenderer:
         }
 
     def _timings(self, part: Part[Choice]) -> dict[str, object]:
-        """Of the choice and its prompt, as of what has come of that."""
+        """Return the timings of the choice and its prompt so far."""
         return replace(self._stats.of([part.part]).timings, num_predicted_tokens=part.completion_tokens).body()
 
 
 async def collect_native(run: Run, request: CompletionRequest) -> dict[str, object] | list[dict[str, object]]:
-    """Read a run to its end: one result, or a list where there are several choices."""
+    """Read a run to its end and return one result, or a list if there are several choices."""
     renderer = NativeRenderer(request, run.stats)
     found = {part.choice.index: renderer.result(part) async for part in whole_parts(run, renderer.composer)}
     results = [chosen_fields(found[index], request.response_fields) for index in sorted(found)]
@@ -90,7 +90,7 @@ def _stop_type(choice: Choice) -> str:
 
 
 def _shown_prompt(prompt: Prompt) -> object:
-    """The prompt as it was sent: a text, or a list of texts and token ids."""
+    """Return the prompt as the client sent it: a text, or a list of texts and token ids."""
     if not any(isinstance(part, tuple) for part in prompt.parts):
         return prompt.written
     return [element for part in prompt.parts for element in (part if isinstance(part, tuple) else (_written(part),))]

@@ -131,13 +131,13 @@ class StreamRenderer(Generic[Chosen]):
         self._around: dict[int, tuple[bytes, bytes]] = {}  # the text of a chunk that adds nothing else, by choice
 
     def chunks(self, event: Event) -> bytes:
-        """The chunks that this event allows; nothing where it shows nothing. What was recorded comes by itself."""
+        """Return the chunks that this event allows, if any. What was recorded gets a chunk of its own."""
         if not self._is_timed and self._composer.is_text_alone(event):
             return self._text_chunk(event)
         return b"".join(self._chunk(part) for part in self._composer.add(event) if not part.choice.is_silent)
 
     def _text_chunk(self, event: Event) -> bytes:
-        """As for any other event, of which only the text is rendered anew."""
+        """Return what `chunks` returns for an event that adds text alone; only that text is rendered anew."""
         if not event.delta.text:
             return b""
         around = self._around.get(event.index)
@@ -148,7 +148,7 @@ class StreamRenderer(Generic[Chosen]):
         return before + dump_text(event.delta.text) + behind
 
     def tail(self) -> bytes:
-        """What follows the last choice."""
+        """Return what follows the last choice."""
         chunks, usage = b"", self._stats.usage
         if self._last is not None:
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
@@ -179,13 +179,13 @@ class StreamRenderer(Generic[Chosen]):
         return self._writer.choice(choice, extras | self._extras(choice))
 
     def _extras(self, choice: Chosen) -> dict[str, object]:
-        """Timings: with every chunk where each token's are wanted, otherwise with the last of a choice."""
+        """Return the timings: with every chunk if the client wants that, otherwise with the last of a choice."""
         is_timed = self._request.timings_per_token or choice.finish_reason is not None
         return {"timings": self._stats.timings.body()} if self._request.has_timings and is_timed else {}
 
 
 def completion_renderer(request: CompletionRequest, head: ResponseHead, stats: RunStats) -> StreamRenderer[Choice]:
-    """Of the chunks of POST /v1/completions."""
+    """Return what writes the chunks of POST /v1/completions."""
     writer = ChunkWriter(head, written_choice)
     return StreamRenderer(request, stats, composer=Composer(request), writer=writer)
 
@@ -220,7 +220,7 @@ async def whole_parts(events: AsyncIterator[Event], composer: EventComposer[Chos
 async def whole_body(
     run: Run, request: CompletionRequest, choices: Sequence[Chosen], *, head: ResponseHead, kind: str = OBJECT
 ) -> dict[str, object] | Fragment:
-    """Return the body; written already, beside the loop, where it has many numbers."""
+    """Return the body. If it has many numbers, a thread writes it, so that the event loop goes on."""
     recording = choices[0].recording
     extras = _sglext(request, run.stats.usage, None if recording is None else recording.recording)
     if request.has_timings:
@@ -258,11 +258,11 @@ class Composer(EventComposer[Choice]):
         return self._shows_text_alone and event.delta.is_bare
 
     def is_prompt_cut(self, part: int) -> bool:
-        """Whether the prompt lost its beginning to the context."""
+        """Return whether the prompt lost its beginning because the context is too short."""
         return self._reports[part].num_dropped_tokens > 0
 
     def _parts(self, event: Event) -> list[Part[Choice]]:
-        """A suffix goes out before the end of its choice, so that what only ends a choice shows no text."""
+        """Return the parts of an event. A suffix comes before the end of its choice, so that the end shows no text."""
         part = self._part(event)
         choice = part.choice
         if not self._suffix or choice.finish_reason is None:
@@ -314,7 +314,7 @@ class Composer(EventComposer[Choice]):
         logprobs.extend(entries, shift=shift, num_top=request.logprobs, by_id=request.return_tokens_as_token_ids)
 
     def _scores(self, part: int) -> list[dict[str, object] | None] | None:
-        """vLLM's log-probabilities of the prompt, where they are wanted."""
+        """Return vLLM's log-probabilities of the prompt; None if they were not asked for."""
         num_top = self._request.prompt_logprobs
         return None if num_top is None else ranked_body(self._reports[part].whole_logprobs or (), num_top)
 
@@ -328,7 +328,7 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Log-probability per token; a completion without any ranks behind all others."""
+        """Return the log-probability per token; a completion without tokens ranks behind all others."""
         return self.total / self.num_tokens if self.num_tokens else float("-inf")
 
     def add(self, event: Event) -> None:
@@ -362,7 +362,7 @@ def _key(request: CompletionRequest, score: Score) -> float:
 
 
 async def collect_embeddings(run: Run, request: EmbeddingRequest) -> Fragment:
-    """The whole body, written already, its vectors in the order of the inputs."""
+    """Read a run to its end and write the whole body, with its vectors in the order of the inputs."""
     found: dict[int, Recording] = {}
     async for event in run:
         if event.delta.recording is not None:

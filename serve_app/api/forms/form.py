@@ -79,7 +79,7 @@ class Value:
         return InvalidRequest.refusing(path, must=f"be {allowed}", found=shown(found))
 
     def elements(self, max_length: int, allowed: str) -> list[object]:
-        """The list that was sent. Raises InvalidRequest where it is none or too long."""
+        """Return the list that was sent. Raises InvalidRequest for anything else, or if it is too long."""
         if not isinstance(self.sent, list):
             raise self.refused(allowed)
         if len(self.sent) > max_length:
@@ -95,7 +95,7 @@ class Form(Protocol):
         ...
 
     def schema(self, terms: Terms) -> Schema:
-        """The JSON schema of what is taken."""
+        """Return the JSON schema of the values that it takes."""
         ...
 
     def read(self, value: Value) -> object:
@@ -153,7 +153,7 @@ class Integer:
         return self.read_as.get(sent, sent)
 
     def holds(self, number: object, terms: Terms) -> TypeGuard[int]:
-        """Whether it is an integer of the range."""
+        """Return whether it is an integer of the range."""
         return type(number) is int and bound_in(self.low, terms) <= number <= bound_in(self.high, terms)
 
 
@@ -216,7 +216,7 @@ TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 
 
 def is_token_id(value: object) -> TypeGuard[int]:
-    """Whether some vocabulary could have it."""
+    """Return whether some vocabulary could have this id."""
     return type(value) is int and 0 <= value <= MAX_TOKEN_ID
 
 

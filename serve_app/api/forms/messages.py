@@ -150,7 +150,7 @@ def _check_size(value: Value) -> None:
 
 
 def _read(sent: object, path: str, limits: WireLimits) -> Message:
-    """The message as it was sent, without members that are null; but a content that is null stays."""
+    """Return the message as it was sent, without members that are null; a content that is null stays."""
     role = sent.get("role") if isinstance(sent, dict) else None
     if not isinstance(sent, dict) or not isinstance(role, str) or not role:
         raise _refused(

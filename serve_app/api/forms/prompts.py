@@ -91,7 +91,7 @@ def _parse_prompt(value: object, path: str, limits: WireLimits) -> Prompt:
 
 
 def _with_integers(elements: list[object]) -> list[object]:
-    """The same with whole numbers as integers; nothing is copied where none is written with a point."""
+    """Return the list with whole numbers as integers; it is copied only if one is written with a point."""
     return list(map(integral, elements)) if float in set(map(type, elements)) else elements
 
 
