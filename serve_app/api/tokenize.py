@@ -58,8 +58,8 @@ class TokenizeCall:
 
     model: str | None
     request: TokenizeRequest
-    has_pieces: bool
-    returns_strings: bool
+    has_pieces: bool = False
+    returns_strings: bool = False
     conversed: Conversed | None = None
     tools: tuple[Tool, ...] = ()
 
@@ -79,14 +79,6 @@ class TokenizeCall:
         if self.returns_strings and found.pieces is not None:
             body["token_strs"] = [piece.decode("utf-8", "replace") for piece in found.pieces]
         return body
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DetokenizeCall:
-    """model: None is the only one served"""
-
-    model: str | None
-    token_ids: tuple[int, ...]
 
 
 def parse_tokenize(body: bytes, limits: WireLimits) -> TokenizeCall:
@@ -128,14 +120,8 @@ def parse_apply_template(body: bytes, limits: WireLimits) -> TokenizeCall:
     """Return the chat whose prompt is asked for. Raises InvalidRequest."""
     values = read_members(body, APPLY_TEMPLATE, limits, path=Path.APPLY_TEMPLATE, required="messages")
     conversed = _conversed(values, beside="messages")
-    return TokenizeCall(
-        model=values.get("model"),
-        request=TokenizeRequest(),
-        has_pieces=False,
-        returns_strings=False,
-        conversed=conversed,
-        tools=values.get("tools", ()),
-    )
+    request, tools = TokenizeRequest(), values.get("tools", ())
+    return TokenizeCall(model=values.get("model"), request=request, conversed=conversed, tools=tools)
 
 
 def _conversed(values: Mapping[str, Any], *, beside: str) -> Conversed | None:
@@ -150,10 +136,10 @@ def _conversed(values: Mapping[str, Any], *, beside: str) -> Conversed | None:
     return None
 
 
-def parse_detokenize(body: bytes, limits: WireLimits) -> DetokenizeCall:
-    """Raises InvalidRequest."""
+def parse_detokenize(body: bytes, limits: WireLimits) -> tuple[str | None, tuple[int, ...]]:
+    """Return the model, None for the only one served, and the token ids. Raises InvalidRequest."""
     values = read_members(body, DETOKENIZE, limits, path=Path.DETOKENIZE, required="tokens")
-    return DetokenizeCall(model=values.get("model"), token_ids=values["tokens"])
+    return values.get("model"), values["tokens"]
 
 
 def detokenized(text: str) -> dict[str, object]:

@@ -7,14 +7,14 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Scope
+from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.api.dialects import HEADER, UNION, Dialect, dialect_named, error_body, error_event_body, error_status
 from serve_app.api.error_text import shown
@@ -37,9 +37,6 @@ from serve_app.router.quotas import Rates
 
 logger = logging.getLogger(__name__)
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 RawHeaders = list[tuple[bytes, bytes]]
 
 BODY_TIMEOUT_S = 60.0

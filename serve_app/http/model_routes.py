@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +14,7 @@ from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.listings import models_body, tokenizer_body
 from serve_app.api.native import adapters_body, props_body
-from serve_app.api.parse import CHAT, COMPLETION, read_request
+from serve_app.api.parse import CHAT, COMPLETION, Body, read_request
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
 from serve_app.core.errors import ServeError
@@ -40,8 +41,8 @@ def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, ma
         return JSONResponse({"prompt": found.text})
 
     async def detokenize(request: Request) -> Response:
-        call = parse_detokenize(await body_of(request, max_bytes=max_body_bytes), limits)
-        return JSONResponse(detokenized(await inquiries.detokenize(call.model, call.token_ids)))
+        model, token_ids = parse_detokenize(await body_of(request, max_bytes=max_body_bytes), limits)
+        return JSONResponse(detokenized(await inquiries.detokenize(model, token_ids)))
 
     async def props(request: Request) -> Response:
         return JSONResponse(props_body(inquiries.card(request.query_params.get("model"))))
@@ -103,14 +104,10 @@ def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, m
     async def explain(request: Request) -> Response:
         members = read_json_object(await body_of(request, max_bytes=max_body_bytes), max_depth=limits.max_depth)
         dialect = dialect_asked(request.headers) or router.dialect_of(members.get("model"))
-        if members.get("messages") is not None:
-            chat = read_request(CHAT, members, limits, dialect=dialect)
-            body = explanation_body(chat, members, CHAT.table, await explainer.explain(chat), limits=explainer.limits)
-        else:
-            plain = read_request(COMPLETION, members, limits, dialect=dialect)
-            parts = await explainer.explain(plain)
-            body = explanation_body(plain, members, COMPLETION.table, parts, limits=explainer.limits)
-        return JSONResponse(body)
+        kind: Body[Any] = COMPLETION if members.get("messages") is None else CHAT
+        asked = read_request(kind, members, limits, dialect=dialect)
+        parts = await explainer.explain(asked)
+        return JSONResponse(explanation_body(asked, members, kind.table, parts, limits=explainer.limits))
 
     return route(Path.EXPLAIN, counted(explain, router))
 

@@ -355,7 +355,7 @@ def unencoded(request: CompletionRequest) -> UnencodedParams:
 
 
 def _dry(request: CompletionRequest) -> DryParams | None:
-    """Return the parameters of DRY. As in llama.cpp, the default replaces a base below 1, which would reward repetition."""
+    """Return the parameters of DRY. The default replaces a base below 1, which would reward repetition."""
     if request.dry_multiplier == 0 or request.dry_penalty_last_n == 0:
         return None
     return DryParams(
