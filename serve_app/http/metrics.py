@@ -79,22 +79,22 @@ class Metrics:
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests answered.", "route", "status", ("model",))
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", ("model",))
-        self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", ("model",))
-        self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", ("model",))
+        self._requests = self._counter("requests", "Requests answered.", "route", "status", "model")
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.", "model")
+        self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", "model")
+        self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", "model")
         self._moves = self._counter(
             "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
         )
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
-        self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, ("model",))
+        self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
         self._first_s = self._histogram(
             "time_to_first_token_seconds", "From a completion's submission to its first token.", LONG_S, "model"
         )
         self._inter_token_s = self._histogram(
             "inter_token_seconds", "Mean time between the tokens of a completion.", SHORT_S, "model"
         )
-        self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, ("model",))
+        self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(Series(router_id, partial(replica_loads, fleet)))
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
