@@ -20,7 +20,7 @@ from serve_app.cli.tenancy_commands import tenant_offers
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Constraint
 from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
-from serve_app.http.cors import READABLE
+from serve_app.http.middleware import READABLE
 from tests.docs.command_line import command_tree
 from tests.docs.contract import bodies, ignored, names_of
 from tests.docs.docstrings import told_of, told_of_settings
