@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, assert_never
 
-from serve_app.api.admin import ADMIN_SCHEMAS, SERVICES, Service
 from serve_app.api.contradictions import continued, excluded
 from serve_app.api.dialects import DIALECTS, HEADER, LLAMA_CPP, UNLIMITED, Dialect
 from serve_app.api.embeddings import EMBEDDINGS
@@ -17,9 +16,9 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
 from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
-from serve_app.api.paths import OPEN, AdminPath, Path
+from serve_app.api.paths import OPEN, SERVICES, AdminPath, Path, Service
 from serve_app.api.responding import RESPONSES
-from serve_app.api.schemas import SCHEMAS
+from serve_app.api.schemas import ADMIN_SCHEMAS, SCHEMAS
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
 
 ERRORS = {

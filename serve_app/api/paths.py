@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 
 from serve_app.core.tenants import Scope
 
@@ -87,3 +91,60 @@ class AdminPath(StrEnum):
     def scope(self) -> Scope | None:
         """Return the scope that a key needs; None if any key will do."""
         return None if self is AdminPath.OWN_USAGE else Scope.ADMIN
+
+
+MODEL_PREFIX = str(Path.MODEL).removesuffix("{id}")
+KNOWN: dict[str, Path] = {path.value: path for path in Path if "{" not in path}
+CONSOLE_FILE = re.compile(re.escape(Path.CONSOLE_FILE.removesuffix("{file}")) + r"[a-z][a-z-]*\.(?:css|js|svg)")
+ADMIN_PREFIX = "/admin/"
+ADMIN_PATTERNS = {path: re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path in AdminPath}
+
+
+def path_of(path: str) -> Path | AdminPath | None:
+    """Return the path of the service that this is; None if there is none."""
+    found = KNOWN.get(path)
+    if found is not None:
+        return found
+    if path.startswith(MODEL_PREFIX):
+        return Path.MODEL
+    if CONSOLE_FILE.fullmatch(path):
+        return Path.CONSOLE_FILE
+    return _admin_path(path) if path.startswith(ADMIN_PREFIX) or path == AdminPath.OWN_USAGE else None
+
+
+def _admin_path(path: str) -> AdminPath | None:
+    return next((each for each, pattern in ADMIN_PATTERNS.items() if pattern.fullmatch(path)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """name: as the admin service knows it; answer, body: names of schemas; query: what may stand behind `?`"""
+
+    name: str
+    summary: str
+    answer: str
+    body: str | None = None
+    query: tuple[str, ...] = ()
+
+
+OWN = ("by", "since", "until", "format")
+EVENTS = ("after",)
+_CHANGED = "What was changed, when and by whom"
+_ROTATED = "Make a key in the place of another, which stays valid for a while"
+SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
+    {
+        (AdminPath.TENANTS, "GET"): Service("list_tenants", "List the tenants", "TenantList"),
+        (AdminPath.TENANTS, "POST"): Service("add_tenant", "Add a tenant", "Tenant", "NewTenant"),
+        (AdminPath.TENANTS, "PUT"): Service("apply_tenants", "Let these be all tenants", "Difference", "AllTenants"),
+        (AdminPath.TENANT, "GET"): Service("show_tenant", "One tenant", "Tenant"),
+        (AdminPath.TENANT, "PATCH"): Service("set_tenant", "Change fields of a tenant", "Tenant", "TenantChange"),
+        (AdminPath.TENANT, "DELETE"): Service("remove_tenant", "Remove a tenant with its keys", "Removed"),
+        (AdminPath.KEYS, "GET"): Service("list_keys", "List keys without their secrets", "KeyList", query=("tenant",)),
+        (AdminPath.KEYS, "POST"): Service("create_key", "Make a key, which is shown this once", "ShownKey", "NewKey"),
+        (AdminPath.KEY, "DELETE"): Service("revoke_key", "Revoke a key", "Key"),
+        (AdminPath.ROTATION, "POST"): Service("rotate_key", _ROTATED, "ShownKey", "Rotation"),
+        (AdminPath.EVENTS, "GET"): Service("list_events", _CHANGED, "EventList", query=EVENTS),
+        (AdminPath.USAGE, "GET"): Service("show_usage", "Who used what", "UsageList", query=("tenant", *OWN)),
+        (AdminPath.OWN_USAGE, "GET"): Service("show_usage", "What the key's tenant used", "UsageList", query=OWN),
+    }
+)  # fmt: skip

@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.admin import SERVICES
 from serve_app.api.error_text import shown
 from serve_app.api.json_body import read_json_object
-from serve_app.api.paths import AdminPath
+from serve_app.api.paths import SERVICES, AdminPath
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import as_csv
 from serve_app.http.exchange import body_of

@@ -13,7 +13,7 @@ from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.admin_routes import admin_routes
 from serve_app.http.completions import Completions
-from serve_app.http.exchange import ClientGone, raise_as_ours
+from serve_app.http.exchange import ClientGone, raise_as_ours, route
 from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
@@ -21,7 +21,6 @@ from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.middleware import FailuresAsJson, Filters, TrailingSlash, cors, cors_of_tenants
 from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
 from serve_app.http.pages import console_routes, docs_routes, front_route
-from serve_app.http.routes import route
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES, Style
 from serve_app.router.idempotency import ClaimBook, Replays

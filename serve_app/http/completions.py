@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.api.dialects import Dialect
 from serve_app.api.error_text import shown
+from serve_app.api.paths import path_of
 from serve_app.api.responses import ResponseHead, response_headers
 from serve_app.api.sse import dump
 from serve_app.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServeError
@@ -28,7 +29,6 @@ from serve_app.http.exchange import (
     watch,
 )
 from serve_app.http.metrics import Served
-from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style

@@ -7,17 +7,19 @@ import contextlib
 import logging
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import NoReturn
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.dialects import HEADER, UNION, Dialect, dialect_named, error_body, error_event_body, error_status
 from serve_app.api.error_text import shown
+from serve_app.api.paths import Path
 from serve_app.api.sse import DONE, dump, error_event
 from serve_app.core.errors import (
     BodyLost,
@@ -257,6 +259,11 @@ def error_response(error: ServeError, dialect: Dialect) -> Response:
     response.raw_headers.extend(headers_of(error))
     response.headers[HEADER.lower()] = dialect.name
     return response
+
+
+def route(path: Path, endpoint: Callable[[Request], Awaitable[Response]] | ASGIApp) -> Route:
+    """Return the route of a path and what answers it. What is in braces may hold slashes."""
+    return Route(path.replace("}", ":path}"), endpoint, methods=[path.method])
 
 
 async def raise_as_ours(request: Request, error: Exception) -> NoReturn:

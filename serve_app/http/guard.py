@@ -11,11 +11,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from serve_app.api.error_text import shown
-from serve_app.api.paths import OPEN, WATCHING, Path
+from serve_app.api.paths import OPEN, WATCHING, Path, path_of
 from serve_app.core.errors import Forbidden, NotFound, Unauthenticated
 from serve_app.core.machine import is_loopback
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
-from serve_app.http.routes import path_of
 
 Identify = Callable[[str | None], Identity]
 """Returns whose key a request came with, if any. Raises Unauthenticated."""

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.api.paths import path_of
 from serve_app.core.delta import Load
 from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
-from serve_app.http.routes import path_of
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run

@@ -20,8 +20,7 @@ from serve_app.api.tokenize import detokenized, parse_apply_template, parse_deto
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Amount
-from serve_app.http.exchange import ClientGone, body_of, dialect_asked, rate_headers
-from serve_app.http.routes import route
+from serve_app.http.exchange import ClientGone, body_of, dialect_asked, rate_headers, route
 from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.router import Router
 

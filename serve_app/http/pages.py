@@ -21,7 +21,7 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.openapi import openapi_document
 from serve_app.api.paths import Path
 from serve_app.core.errors import NotFound
-from serve_app.http.routes import route
+from serve_app.http.exchange import route
 
 HTML = "text/html"
 FRONT_HEADERS = {"cache-control": "no-cache", "vary": "accept", "x-content-type-options": "nosniff"}

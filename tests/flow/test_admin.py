@@ -10,9 +10,8 @@ import httpx
 import jsonschema
 import pytest
 
-from serve_app.api.admin import SERVICES
 from serve_app.api.openapi import openapi_document
-from serve_app.api.paths import AdminPath
+from serve_app.api.paths import SERVICES, AdminPath
 from serve_app.core.errors import Unavailable
 from serve_app.core.tenants import Scope
 from serve_app.http.app import build_app

@@ -22,8 +22,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.routing import Route
 
-from serve_app.api.admin import SERVICES
-from serve_app.api.paths import OPEN, AdminPath, Path
+from serve_app.api.paths import OPEN, SERVICES, AdminPath, Path
 from serve_app.core.errors import InvalidRequest, NotFound
 from serve_app.core.prompt import ImageCard
 from serve_app.core.tenants import Scope

@@ -8,13 +8,12 @@ from pathlib import Path as File
 import pytest
 from starlette.types import Message
 
-from serve_app.api.paths import Path
+from serve_app.api.paths import Path, path_of
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Identity
 from serve_app.http.app import build_app, routes
 from serve_app.http.guard import OPEN_DOOR, Door
 from serve_app.http.metrics import Metrics
-from serve_app.http.routes import path_of
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router

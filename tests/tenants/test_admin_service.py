@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import SQLAlchemyError
 
-from serve_app.api.admin import SERVICES
+from serve_app.api.paths import SERVICES
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Scope
 from serve_app.tenants.admin_service import DEFAULT_OVERLAP_S, AdminService

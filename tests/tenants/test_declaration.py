@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from serve_app.api.admin import LIMITS, TENANT
+from serve_app.api.schemas import LIMITS, TENANT
 from serve_app.core.shares import Priority
 from serve_app.core.tenants import Limits, Rights, Tenant
 from serve_app.tenants.declaration import FIELDS, changed, tenant_from, told_of
