@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import Boolean, Form, Terms, Value
+from serve_app.api.forms.form import Boolean, Form, Terms, Value, check_amount
 from serve_app.api.forms.schema import (
     BOOLEAN,
     NOTHING,
@@ -216,9 +216,7 @@ def _constraint(kind: ConstraintKind, source: str, value: Value) -> Constraint:
 
 
 def _check_length(source: str, value: Value) -> None:
-    limit = value.terms.limits.max_constraint_chars
-    if len(source) > limit:
-        raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(len(source)))
+    check_amount(len(source), value.terms.limits.max_constraint_chars, value.name, must="have at most {} characters")
 
 
 def _written(value: Any) -> str:
@@ -261,10 +259,8 @@ class Choices:
             if not (isinstance(element, str) and element):
                 raise value.part_refused(at, "a non-empty string", element)
             found.append(element)
-        num_chars, most = sum(map(len, found)), value.terms.limits.max_constraint_chars
-        if num_chars > most:
-            must = f"have at most {most} characters together"
-            raise InvalidRequest.refusing(value.name, must=must, found=str(num_chars))
+        most, must = value.terms.limits.max_constraint_chars, "have at most {} characters together"
+        check_amount(sum(map(len, found)), most, value.name, must=must)
         return Constraint(kind="choice", source=json.dumps(found, ensure_ascii=False), name=value.name)
 
 

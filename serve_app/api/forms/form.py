@@ -87,6 +87,12 @@ class Value:
         return self.sent
 
 
+def check_amount(found: int, most: int, path: str, *, must: str) -> None:
+    """Raise InvalidRequest if there are more. must: with {} for the number, as in `hold at most {} images`"""
+    if found > most:
+        raise InvalidRequest.refusing(path, must=must.format(most), found=str(found))
+
+
 class Form(Protocol):
     """One form that values have. Null is no value and never gets here."""
 
@@ -398,9 +404,7 @@ def _all_checked(elements: list[object], value: Value) -> list[str]:
 def _checked(string: object, path: str, terms: Terms) -> str:
     if not isinstance(string, str):
         raise InvalidRequest.refusing(path, must="be a string", found=shown(string))
-    most = terms.limits.max_stop_chars
-    if len(string) > most:
-        raise InvalidRequest.refusing(path, must=f"be at most {most} characters", found=str(len(string)))
+    check_amount(len(string), terms.limits.max_stop_chars, path, must="be at most {} characters")
     return string
 
 

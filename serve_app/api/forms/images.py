@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import Terms, Value
+from serve_app.api.forms.form import Terms, Value, check_amount
 from serve_app.api.forms.schema import STRING, Schema, array, either
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import MARKER, Image, Prompt
 
 ALLOWED = "the base64 of a PNG, JPEG, GIF or WebP file, bare or as data:image/png;base64,…"
+MOST_IMAGES = "hold at most {} images"
 NO_URL = "No address is ever fetched: send what is there."
 # Kinds by the beginning of the file in base64.
 BEGINNINGS: Mapping[str, str] = MappingProxyType(
@@ -55,7 +56,7 @@ class Images:
             return read_images(value.sent, value.name, limits)
         if len(value.sent) > limits.max_prompts:
             raise value.refused(self.words(value.terms))
-        _check_count(sum(map(len, value.sent)), value.name, limits)
+        check_amount(sum(map(len, value.sent)), limits.max_images, value.name, must=MOST_IMAGES)
         found = tuple(read_images(each, f"{value.name}[{at}]", limits) for at, each in enumerate(value.sent))
         return found if any(found) else ()
 
@@ -68,7 +69,7 @@ def images_schema(limits: WireLimits) -> Schema:
 
 def read_images(sent: Sequence[object], path: str, limits: WireLimits) -> tuple[Image, ...]:
     """Return each element as an image. Raises InvalidRequest that names it."""
-    _check_count(len(sent), path, limits)
+    check_amount(len(sent), limits.max_images, path, must=MOST_IMAGES)
     return tuple(read_image(each, f"{path}[{at}]", limits) for at, each in enumerate(sent))
 
 
@@ -107,18 +108,11 @@ def in_places(prompt: Prompt, images: Sequence[Image], *, marker: str = MARKER, 
 
 def _decoded(encoded: str, path: str, limits: WireLimits) -> bytes:
     num_bytes = len(encoded) * 3 // 4 - encoded.count("=", len(encoded) - 2)
-    if num_bytes > limits.max_image_bytes:
-        raise InvalidRequest.refusing(path, must=f"be at most {limits.max_image_bytes} bytes", found=str(num_bytes))
+    check_amount(num_bytes, limits.max_image_bytes, path, must="be at most {} bytes")
     try:
         return binascii.a2b_base64(encoded, strict_mode=True)
     except ValueError as error:
         raise InvalidRequest.refusing(path, must=f"be {ALLOWED}", found=f"no base64: {error}") from None
-
-
-def _check_count(num_images: int, path: str, limits: WireLimits) -> None:
-    if num_images > limits.max_images:
-        most = f"hold at most {limits.max_images} images"
-        raise InvalidRequest.refusing(path, must=most, found=f"{num_images}")
 
 
 def illustrated(
@@ -135,9 +129,7 @@ def illustrated(
         raise InvalidRequest.refusing(name, must=inside, found="both")
     whole = _placed(prompts, images, name) if images else prompts
     num_images = sum(len(prompt.images) for prompt in whole)
-    if num_images > limits.max_images:
-        most = f"hold at most {limits.max_images} images in all"
-        raise InvalidRequest.refusing("prompt", must=most, found=str(num_images))
+    check_amount(num_images, limits.max_images, "prompt", must=f"{MOST_IMAGES} in all")
     return whole
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import Terms, Value
-from serve_app.api.forms.images import images_schema, read_image
+from serve_app.api.forms.form import Terms, Value, check_amount
+from serve_app.api.forms.images import MOST_IMAGES, images_schema, read_image
 from serve_app.api.forms.schema import BOOLEAN, OBJECT, STRING, Schema, array, either, nullable, record, string, tagged
 from serve_app.api.limits import WireLimits
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
@@ -69,14 +69,9 @@ class Messages:
         if not sent:
             raise value.refused(self.words(terms))
         messages = tuple(_read(each, f"{value.name}[{at}]", terms.limits) for at, each in enumerate(sent))
-        num_images = len(images_of(messages))
-        if num_images > terms.limits.max_images:
-            most = f"hold at most {terms.limits.max_images} images"
-            raise InvalidRequest.refusing(value.name, must=most, found=str(num_images))
+        check_amount(len(images_of(messages)), terms.limits.max_images, value.name, must=MOST_IMAGES)
         num_chars = sum(map(_num_chars, messages))
-        if num_chars > terms.limits.max_prompt_chars:
-            most = f"hold at most {terms.limits.max_prompt_chars} characters"
-            raise InvalidRequest.refusing(value.name, must=most, found=str(num_chars))
+        check_amount(num_chars, terms.limits.max_prompt_chars, value.name, must="hold at most {} characters")
         return messages
 
 
@@ -144,9 +139,8 @@ class Documents:
 
 
 def _check_size(value: Value) -> None:
-    limit, num_chars = value.terms.limits.max_constraint_chars, len(json.dumps(value.sent, ensure_ascii=False))
-    if num_chars > limit:
-        raise InvalidRequest.refusing(value.name, must=f"have at most {limit} characters", found=str(num_chars))
+    num_chars = len(json.dumps(value.sent, ensure_ascii=False))
+    check_amount(num_chars, value.terms.limits.max_constraint_chars, value.name, must="have at most {} characters")
 
 
 def _read(sent: object, path: str, limits: WireLimits) -> Message:
@@ -312,11 +306,8 @@ class Choice:
 
 def _check_length(value: Value, tools: Sequence[object]) -> None:
     """Bound the tools' length, as they become part of a prompt and maybe a constraint."""
-    limit = value.terms.limits.max_constraint_chars
-    num_chars = sum(len(json.dumps(tool)) for tool in tools)
-    if num_chars > limit:
-        must = f"be of at most {limit} characters in all, as JSON"
-        raise InvalidRequest.refusing(value.name, must=must, found=str(num_chars))
+    num_chars, must = sum(len(json.dumps(tool)) for tool in tools), "be of at most {} characters in all, as JSON"
+    check_amount(num_chars, value.terms.limits.max_constraint_chars, value.name, must=must)
 
 
 def _chosen(value: Value, tool: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serve_app.api.error_text import shown
-from serve_app.api.forms.form import TOKEN_ID, Terms, Value, integral, is_token_id
+from serve_app.api.forms.form import TOKEN_ID, Terms, Value, check_amount, integral, is_token_id
 from serve_app.api.forms.images import images_schema, in_places, read_images
 from serve_app.api.forms.schema import (
     INTEGER,
@@ -162,9 +162,7 @@ def _parts(elements: Sequence[object], path: str) -> tuple[str | tuple[int, ...]
 
 
 def _check_chars(num_chars: int, path: str, limits: WireLimits) -> None:
-    if num_chars > limits.max_prompt_chars:
-        most = f"be at most {limits.max_prompt_chars} characters"
-        raise InvalidRequest.refusing(path, must=most, found=str(num_chars))
+    check_amount(num_chars, limits.max_prompt_chars, path, must="be at most {} characters")
 
 
 def _empty(path: str, found: object) -> InvalidRequest:
