@@ -18,23 +18,23 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS, Disposition, Fields, Renamed, form_of
 from serve_app.core.errors import InvalidRequest
 
-ADAPTERS = ("lora_path", "lora", "adapter")
 CONSTRAINTS = tuple(Held.model_fields)
+PREDICTIONS = ("prediction", "speculation")
 ALONE = frozenset(("lark", "llguidance", "structural_tag"))
 """Kinds of constraints that stand beside no strict tool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """A request beside what was sent of it.
-
-    values: by canonical name, as they were sent
-    """
+    """A request beside what was sent of it."""
 
     request: CompletionRequest
-    values: Mapping[str, object]
     fields: Fields
     limits: WireLimits
+
+    @property
+    def values(self) -> Mapping[str, object]:
+        return self.fields.values
 
     def spelled(self, name: str) -> str:
         return self.fields.spelled(name)
@@ -100,13 +100,18 @@ def _check_post_sampling(sent: Sent) -> None:
         raise sent.refused("post_sampling_probs", which, True)
 
 
+def _check_alone(sent: Sent, values: Mapping[str, object], why: str = "") -> None:
+    """Refuse a second of these parameters. values: None is no value"""
+    found = [name for name, value in values.items() if value is not None]
+    if len(found) > 1:
+        must = f'be absent beside "{sent.spelled(found[0])}"{why}'
+        raise sent.refused(found[1], must, sent.values[found[1]])
+
+
 def _check_adapters(sent: Sent) -> None:
     request = sent.request
-    named = (request.lora_path is not None, any(scale for _, scale in request.lora), request.adapter is not None)
-    found = [name for name, is_named in zip(ADAPTERS, named, strict=True) if is_named]
-    if len(found) > 1:
-        alone = f'be absent beside "{found[0]}", as both name adapters'
-        raise sent.refused(found[1], alone, sent.values[found[1]])
+    named = {"lora_path": request.lora_path, "lora": request.scales or None, "adapter": request.adapter}
+    _check_alone(sent, named, ", as both name adapters")
 
 
 def _check_adapter_of_each_prompt(sent: Sent) -> None:
@@ -116,11 +121,8 @@ def _check_adapter_of_each_prompt(sent: Sent) -> None:
 
 
 def _check_constraints(sent: Sent) -> None:
-    """Refuse a second constraint; an empty one does not count."""
-    found = [name for name in CONSTRAINTS if getattr(sent.request, name) is not None]
-    if len(found) > 1:
-        alone = f'be absent beside "{sent.spelled(found[0])}", as each says what the text has to be'
-        raise sent.refused(found[1], alone, sent.values[found[1]])
+    sources = {name: getattr(sent.request, name) for name in CONSTRAINTS}
+    _check_alone(sent, sources, ", as each says what the text has to be")
 
 
 def _check_tools(sent: Sent) -> None:
@@ -205,9 +207,7 @@ def _check_amount(sent: Sent) -> None:
 
 def _check_prediction(sent: Sent) -> None:
     """Refuse `speculation` beside `prediction`, as Fireworks does."""
-    if sent.request.prediction is not None and sent.request.speculation is not None:
-        must = f'be absent beside "{sent.spelled("prediction")}"'
-        raise sent.refused("speculation", must, sent.values["speculation"])
+    _check_alone(sent, {name: getattr(sent.request, name) for name in PREDICTIONS})
 
 
 CHECKS: tuple[Callable[[Sent], None], ...] = (
@@ -257,7 +257,6 @@ NAMING_ADAPTERS: Mapping[str, Schema] = {
     "lora_path": {"not": NOTHING},
     "adapter": {"not": NOTHING},
 }
-PREDICTIONS = ("prediction", "speculation")
 
 
 def excluded(terms: Terms, table: Mapping[str, Disposition] = PARAMETERS) -> list[Schema]:

@@ -99,7 +99,7 @@ def read_request(
         "max_total_tokens": limits.max_total_tokens,
     }
     request = kind.request.model_validate({**kind.defaults, **dialect.defaults, **values, **internal})
-    check_contradictions(Sent(request=request, values=fields.values, fields=fields, limits=limits))
+    check_contradictions(Sent(request=request, fields=fields, limits=limits))
     return request
 
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 from urllib.parse import quote
 
 from serve_app.api.completion import CompletionRequest
@@ -123,15 +123,9 @@ class Choice(ChoicePart):
         return self.extras({"prompt_logprobs": self.prompt_logprobs, "tool_calls": calls})
 
 
-class Shown(Protocol):
-    """A choice of any kind of response."""
-
-    def body(self) -> dict[str, object]: ...
-
-
 def completion_body(
     head: ResponseHead,
-    choices: Sequence[Shown],
+    choices: Sequence[Choice] | Sequence[ChatChoice],
     *,
     usage: Usage,
     extras: Mapping[str, object] | None = None,
