@@ -113,10 +113,7 @@ def _as_known(message: dict[str, Any], template: str) -> dict[str, Any]:
         message = {**message, "role": SYSTEM}
     if not parts_of(message):
         return message
-    return {
-        **message,
-        "content": [{name: part[name] for name in part if name != IMAGE} for part in parts_of(message)],
-    }
+    return {**message, "content": [{name: part[name] for name in part if name != IMAGE} for part in parts_of(message)]}
 
 
 MAX_TOP_LOGPROBS = 20

@@ -59,8 +59,7 @@ def _is_mixed(sent: object) -> bool:
 EMBEDDINGS: Mapping[str, Parameter] = MappingProxyType(
     {
         "model": Parameter(
-            NAME,
-            "A base model, an adapter as `base:adapter`, or an alias; the only one where one is served.",
+            NAME, "A base model, an adapter as `base:adapter`, or an alias; the only one where one is served."
         ),
         "input": Parameter(Inputs(), "What is embedded; every input of a list by itself."),
         "encoding_format": Parameter(

@@ -185,10 +185,7 @@ class Sampling(BaseModel):
     top_k: int = parameter(
         0,
         Integer(
-            low=-1,
-            high=lambda terms: terms.dialect.max_top_k,
-            besides="; 0 and -1 keep every token",
-            read_as={-1: 0},
+            low=-1, high=lambda terms: terms.dialect.max_top_k, besides="; 0 and -1 keep every token", read_as={-1: 0}
         ),
         "Keeps so many likeliest tokens.",
     )

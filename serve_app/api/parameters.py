@@ -230,11 +230,7 @@ class Fields:
 
 
 def read_fields(
-    members: Mapping[str, object],
-    table: Mapping[str, Disposition],
-    *,
-    within: str = "",
-    refuses_unknown: bool = False,
+    members: Mapping[str, object], table: Mapping[str, Disposition], *, within: str = "", refuses_unknown: bool = False
 ) -> Fields:
     """Sort the members by their disposition; null is absence. `within` is the path that messages put before a name.
 

@@ -268,10 +268,7 @@ def one_per_call(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, object]:
     """Return one object per token, with its bytes and the likeliest tokens at its place."""
     content = [
-        {
-            **_scored(entry.text, entry.logprob),
-            "top_logprobs": [_scored(top.text, top.logprob) for top in entry.top],
-        }
+        {**_scored(entry.text, entry.logprob), "top_logprobs": [_scored(top.text, top.logprob) for top in entry.top]}
         for entry in entries
     ]
     return {"content": content, "refusal": None}

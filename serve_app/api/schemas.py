@@ -92,12 +92,7 @@ SCORED: dict[str, Schema] = {"token": STRING, "logprob": NUMBER, "bytes": array(
 CHAT_ENDS: dict[str, Schema] = {
     "index": COUNT,
     "logprobs": nullable(
-        record(
-            {
-                "content": array(record({**SCORED, "top_logprobs": array(record(SCORED))})),
-                "refusal": NOTHING,
-            }
-        )
+        record({"content": array(record({**SCORED, "top_logprobs": array(record(SCORED))})), "refusal": NOTHING})
     ),
     "finish_reason": CHOICE["properties"]["finish_reason"],
     "matched_stop": CHOICE["properties"]["matched_stop"],
@@ -130,13 +125,7 @@ USAGE = record(
 HEAD: dict[str, Schema] = {"id": STRING, "object": {"const": "text_completion"}, "created": COUNT, "model": STRING}
 EXTRAS: dict[str, Schema] = {
     "timings": mapping(NUMBER),
-    "sglext": record(
-        {},
-        optional={
-            "cached_tokens_details": mapping(COUNT),
-            "routed_experts": STRING,
-        },
-    ),
+    "sglext": record({}, optional={"cached_tokens_details": mapping(COUNT), "routed_experts": STRING}),
 }
 EXPLANATION = record(
     {
@@ -220,13 +209,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             "object": {"const": "list"},
             "data": array(
-                record(
-                    {
-                        "object": {"const": "embedding"},
-                        "index": COUNT,
-                        "embedding": either(array(NUMBER), STRING),
-                    }
-                )
+                record({"object": {"const": "embedding"}, "index": COUNT, "embedding": either(array(NUMBER), STRING)})
             ),
             "model": STRING,
             "usage": record(

@@ -95,9 +95,7 @@ class Completions:
             story.ticket.key_id = story.identity.key_id
             check_media_type(headers)
             return await read_body(
-                receive,
-                content_length=headers.get("content-length"),
-                max_bytes=self._settings.max_body_bytes,
+                receive, content_length=headers.get("content-length"), max_bytes=self._settings.max_body_bytes
             )
         except ServeError as error:
             story.error = error

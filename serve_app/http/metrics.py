@@ -258,8 +258,4 @@ class CountedRequests:
 
 def _blocks_by_state(load: Load) -> dict[str, int]:
     """Return the blocks by state. Cached blocks count as free too, as they give way."""
-    return {
-        "budget": load.num_blocks,
-        "used": load.num_blocks - load.num_free_blocks,
-        "cached": load.num_cached_blocks,
-    }
+    return {"budget": load.num_blocks, "used": load.num_blocks - load.num_free_blocks, "cached": load.num_cached_blocks}

@@ -22,13 +22,7 @@ from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import PromptReport
 from serve_app.core.errors import ServeError
 from serve_app.router.message import MessageReader, Writing, message_reader
-from serve_app.router.render import (
-    EventComposer,
-    Part,
-    StreamRenderer,
-    whole_body,
-    whole_choices,
-)
+from serve_app.router.render import EventComposer, Part, StreamRenderer, whole_body, whole_choices
 from serve_app.router.run import Event, Run
 
 
@@ -110,14 +104,7 @@ async def collect_chat(
 class ResponseRenderer:
     """Writes the events of POST /v1/responses, in OpenAI's sequence; the last of them is the whole response."""
 
-    def __init__(
-        self,
-        request: ResponsesRequest,
-        head: ResponseHead,
-        run: Run,
-        *,
-        writings: Sequence[Writing],
-    ) -> None:
+    def __init__(self, request: ResponsesRequest, head: ResponseHead, run: Run, *, writings: Sequence[Writing]) -> None:
         self._composer = ChatComposer(request, writings)
         self._writer = ResponseWriter(request, head)
         self._run = run
