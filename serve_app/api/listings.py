@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, Literal, assert_never
+from typing import Literal, assert_never
 
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, Conversed
 from serve_app.api.completion import CompletionRequest
@@ -112,10 +112,6 @@ class ModelEntry:
     max_model_len: Count | None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
-    def body(self) -> dict[str, Any]:
-        """Return the entry as JSON has it."""
-        return asdict(self)
-
 
 def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, ModelRef]) -> list[ModelEntry]:
     """Return every base, each followed by its usable adapters, then the aliases whose target exists."""
@@ -152,7 +148,7 @@ def tokenizer_body(card: ModelCard) -> dict[str, object]:
 
 
 def models_body(entries: Iterable[ModelEntry]) -> dict[str, object]:
-    return {"object": "list", "data": [entry.body() for entry in entries]}
+    return {"object": "list", "data": [asdict(entry) for entry in entries]}
 
 
 def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> ModelEntry:
@@ -227,10 +223,6 @@ class Moment:
     models: Sequence[QueueState]
     loading: Sequence[str]
     replicas: Sequence[ReplicaState]
-
-    def body(self) -> dict[str, Any]:
-        """Return the moment as JSON has it."""
-        return asdict(self)
 
 
 def replica_state(card: ReplicaCard, load: Load) -> ReplicaState:

@@ -112,11 +112,6 @@ def _operations() -> dict[Path, dict[str, Any]]:
         _operation("Whether every known model has a replica", "Health"), 503, ERRORS[503], _json("Health")
     )
     return {
-        Path.FRONT: _with_response(
-            _operation("What this is, and where to go on; a browser is sent to the console", "Front"),
-            302,
-            "HTML is accepted.",
-        ),
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
         Path.RESPONSES: _completions(
@@ -138,6 +133,18 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.ADAPTERS: _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY]),
         Path.HEALTH: health,
         Path.V1_HEALTH: health,
+        **_pages(),
+    }
+
+
+def _pages() -> dict[Path, dict[str, Any]]:
+    """Return the operations of routes that tell of the service itself."""
+    return {
+        Path.FRONT: _with_response(
+            _operation("What this is, and where to go on; a browser is sent to the console", "Front"),
+            302,
+            "HTML is accepted.",
+        ),
         Path.METRICS: _operation("Metrics for Prometheus", {"text/plain": {}}),
         Path.DESCRIPTION: _operation("This document", {"application/json": {}}),
         Path.DOCS: _operation("This document, to be read", {"text/html": {}}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -57,7 +58,7 @@ class Live:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(send)
         if not _wants_events(scope):
-            await exchange.respond(200, self.moment().body(), headers=NO_STORE)
+            await exchange.respond(200, asdict(self.moment()), headers=NO_STORE)
         elif await self._listened(receive, exchange, scope["state"].get("admit_again", _is_admitted)):
             scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
 
@@ -116,7 +117,7 @@ class Live:
         """Return the body that all listeners share, written anew once it is half a period old."""
         now = self._clock()
         if not 0 <= now - self._last_at < self._period_s / 2:
-            self._last_event, self._last_at = event(dump(self.moment().body())), now
+            self._last_event, self._last_at = event(dump(asdict(self.moment()))), now
             self.num_written += 1
         return self._last_event
 

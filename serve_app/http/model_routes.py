@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -124,7 +125,7 @@ def service_routes(router: Router, limits: WireLimits) -> list[Route]:
         return JSONResponse(router.dialects(limits))
 
     async def model(request: Request) -> Response:
-        return JSONResponse(router.model(request.path_params["id"]).body())
+        return JSONResponse(asdict(router.model(request.path_params["id"])))
 
     async def health(request: Request) -> Response:
         if router.fleet.is_ready:

@@ -210,7 +210,7 @@ async def test_each_model_of_a_list_its_adapters_and_aliases_sample_as_their_own
     wanted = [(0.6, 0, 0.5), (0.3, 20, 0.5), (0.6, 0, 0.5), (0.3, 20, 0.5)]
     found = [each.sampling for each in router.open(request).requests]
     assert [(each.temperature, each.top_k, each.top_p) for each in found] == wanted
-    listed = {entry.id: entry.body()["default_sampling"] for entry in router.models()}
+    listed = {entry.id: entry.default_sampling for entry in router.models()}
     assert listed["tiny:sql"] == listed["tiny"] == {"temperature": 0.6}
     assert listed["writer"] == listed["big"] == {"temperature": 0.3, "top_k": 20}
 
