@@ -31,11 +31,11 @@ class ResponseWriter:
         self._call = -1
         self._num_events = 0
         self._finish: FinishReason | None = None
-        self._num_tokens = self._num_thought = 0
+        self._num_thought = 0
 
     def begin(self) -> Iterator[Item]:
-        """Tell the response before there is anything in it."""
-        for name in ("created", "in_progress"):
+        """Tell the response before there is anything in it, once."""
+        for name in () if self._num_events else ("created", "in_progress"):
             yield self._event(f"response.{name}", response=self.body("in_progress"))
 
     def add(self, choice: ChatChoice, num_tokens: int) -> Iterator[Item]:
@@ -50,7 +50,6 @@ class ResponseWriter:
             yield from self._called(call)
         if not self._items or self._items[-1]["type"] == "reasoning":
             self._num_thought = num_tokens if self._items else 0
-        self._num_tokens = num_tokens
 
     def end(self, usage: Usage) -> Iterator[Item]:
         """Tell the end of the response."""

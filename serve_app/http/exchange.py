@@ -13,7 +13,7 @@ from typing import NoReturn
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -252,13 +252,6 @@ def dialect_heard(scope: Scope, default: Dialect) -> Dialect:
         return dialect_asked(Headers(scope=scope)) or default
     except InvalidRequest:
         return default
-
-
-def error_response(error: ServeError, dialect: Dialect) -> Response:
-    response = JSONResponse(error_body(error, dialect), error_status(error, dialect))
-    response.raw_headers.extend(headers_of(error))
-    response.headers[HEADER.lower()] = dialect.name
-    return response
 
 
 def route(path: Path, endpoint: Callable[[Request], Awaitable[Response]] | ASGIApp) -> Route:

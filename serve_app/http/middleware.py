@@ -19,7 +19,7 @@ from serve_app.api.error_text import shown
 from serve_app.api.responses import IGNORED, SEED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
 from serve_app.core.errors import BodyLost, InvalidRequest, UnsupportedMediaType
 from serve_app.core.log_context import log_context
-from serve_app.http.exchange import NAMES, as_serve_error, dialect_heard, error_response
+from serve_app.http.exchange import NAMES, Exchange, as_serve_error, dialect_heard
 from serve_app.http.idempotency import REPLAYED
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -59,9 +59,9 @@ class FailuresAsJson:
         except Exception as error:
             if has_started:
                 raise
-            response = error_response(as_serve_error(error, request_id), dialect_heard(scope, self._dialect))
-            response.raw_headers.extend(scope["state"].get("beside", ()))
-            await response(scope, receive, send_with_id)
+            exchange = Exchange(send_with_id, dialect_heard(scope, self._dialect))
+            exchange.tell = lambda: scope["state"].get("beside", [])
+            await exchange.fail(as_serve_error(error, request_id))
 
 
 def request_id_of(sent: str) -> str:

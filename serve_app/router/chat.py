@@ -108,14 +108,13 @@ class ResponseRenderer:
         self._composer = ChatComposer(request, writings)
         self._writer = ResponseWriter(request, head)
         self._run = run
-        self._has_begun = False
 
     def items(self, event: Event) -> list[Item]:
         """Return the events that tell of one event of the run."""
-        begun = [] if self._has_begun else [*self._writer.begin()]
-        self._has_begun = True
-        parts = self._composer.add(event)
-        return begun + [each for part in parts for each in self._writer.add(part.choice, part.completion_tokens)]
+        items = [*self._writer.begin()]
+        for part in self._composer.add(event):
+            items += self._writer.add(part.choice, part.completion_tokens)
+        return items
 
     def last_items(self) -> list[Item]:
         """Return the events that tell the end of the run."""
@@ -129,7 +128,7 @@ class ResponseRenderer:
 
     def failed(self, error: ServeError) -> bytes:
         """Return the end of a stream that fails."""
-        return _written([*([] if self._has_begun else self._writer.begin()), self._writer.failed(error)])
+        return _written([*self._writer.begin(), self._writer.failed(error)])
 
 
 async def collect_response(run: Run, renderer: ResponseRenderer) -> Item:
