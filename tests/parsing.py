@@ -7,9 +7,8 @@ from typing import TypeVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import UNION, Dialect
-from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.parse import COMPLETION, Body, read_request
+from serve_app.api.parse import COMPLETION, Body, read_json_object, read_request
 
 Request = TypeVar("Request", bound=CompletionRequest)
 ChooseDialect = Callable[[object], Dialect]

@@ -11,9 +11,9 @@ from serve_app.api.chat import Conversed, check_continuation, conversation_of
 from serve_app.api.forms.form import FLAG, Parameter, Text
 from serve_app.api.forms.prompts import TEXT_IDS
 from serve_app.api.groups import Calling
-from serve_app.api.json_body import read_members
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import declared
+from serve_app.api.parse import read_members
 from serve_app.api.paths import Path
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest

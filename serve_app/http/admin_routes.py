@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.error_text import shown
-from serve_app.api.json_body import read_json_object
+from serve_app.api.parse import read_json_object
 from serve_app.api.paths import SERVICES, AdminPath
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import as_csv

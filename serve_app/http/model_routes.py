@@ -11,11 +11,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.explanation import explanation_body
-from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.listings import models_body, tokenizer_body
 from serve_app.api.native import adapters_body, props_body
-from serve_app.api.parse import CHAT, COMPLETION, Body, read_request
+from serve_app.api.parse import CHAT, COMPLETION, Body, read_json_object, read_request
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
 from serve_app.core.errors import ServeError

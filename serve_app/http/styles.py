@@ -11,10 +11,9 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import LLAMA_CPP, Dialect
 from serve_app.api.embeddings import EmbeddingRequest, read_embeddings
 from serve_app.api.error_text import shown
-from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import NOT_NATIVE, read_infill
-from serve_app.api.parse import CHAT, COMPLETION, NATIVE, read_request
+from serve_app.api.parse import CHAT, COMPLETION, NATIVE, read_json_object, read_request
 from serve_app.api.paths import Path
 from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.responses import ResponseHead

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from serve_app.api.json_body import read_json_object
+from serve_app.api.parse import read_json_object
 from serve_app.core.errors import InvalidRequest
 
 

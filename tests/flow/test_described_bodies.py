@@ -15,12 +15,11 @@ import pytest
 
 from serve_app.api.dialects import DIALECTS, LLAMA_CPP, UNION, Dialect
 from serve_app.api.embeddings import read_embeddings
-from serve_app.api.json_body import read_json_object
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import dialects_body
 from serve_app.api.native import read_infill
 from serve_app.api.openapi import openapi_document
-from serve_app.api.parse import CHAT, NATIVE, read_request
+from serve_app.api.parse import CHAT, NATIVE, read_json_object, read_request
 from serve_app.api.tokenize import parse_apply_template, parse_tokenize
 from serve_app.core.errors import InvalidRequest
 from serve_app.http.styles import checked_native
