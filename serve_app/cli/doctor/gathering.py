@@ -15,7 +15,7 @@ from typing import Any
 from serve_app.check.cluster_file import check_file
 from serve_app.cli.address import address_of, read_cluster_file
 from serve_app.cli.client import check_url
-from serve_app.cli.doctor.facts import Facts, Hole, Limit, Listener, SecretFile
+from serve_app.cli.doctor.facts import Facts, Hole, Listener, SecretFile
 from serve_app.cli.doctor.probes import RAY_PATHS, anonymous_statuses, answers_of, ask, doubt_of, tried
 from serve_app.cli.processes import (
     Process,
@@ -45,7 +45,8 @@ def gather(file: str, *, url: str | None = None) -> Facts:
         check_url(url)
     content, address = read_cluster_file(Path(file)), address_of(file)
     processes = processes_of_cluster(address.port)
-    environment = _environment(processes)
+    raylet = next((each for each in processes if each.program == "raylet"), None)
+    environment = {} if raylet is None else environment_of(raylet)
     listeners = tuple(
         Listener(address=at, port=port, holder=each) for each in processes for at, port in listeners_of(each)
     )
@@ -56,10 +57,9 @@ def gather(file: str, *, url: str | None = None) -> Facts:
     return Facts(
         file=file,
         content=content,
-        complaints=_complaints(file, environment),
+        complaints=tuple(line for line in check_file(file, environment=environment).lines if ": error: " in line),
         url=asked if answers else None,
         port=address.port,
-        processes=processes,
         environment=environment,
         listeners=listeners,
         doubt=doubt_of(asked) if answers else None,
@@ -69,7 +69,7 @@ def gather(file: str, *, url: str | None = None) -> Facts:
         ray_answers=dict(_ray_answers(listeners)),
         store=_store(content, environment),
         token=_token(environment),
-        dumps=tuple(Limit(pid=each.pid, bytes=core_limit_of(each)) for each in processes),
+        num_dumping=sum(core_limit_of(each) != 0 for each in processes),
         open_logs=tuple(open_logs(processes)),
         pickles=tuple(_pickles(content))[:MAX_PICKLES],
         holes=_known_holes(),
@@ -106,16 +106,6 @@ def open_logs(processes: Sequence[Process]) -> Iterator[str]:
             with suppress(OSError):
                 if file.is_file() and file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
                     yield str(file)
-
-
-def _environment(processes: Sequence[Process]) -> Mapping[str, str]:
-    """That the cluster was started with, as its raylet has it."""
-    raylet = next((each for each in processes if each.program == "raylet"), None)
-    return {} if raylet is None else environment_of(raylet)
-
-
-def _complaints(file: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(line for line in check_file(file, environment=environment).lines if ": error: " in line)
 
 
 def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
