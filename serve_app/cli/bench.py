@@ -1,31 +1,35 @@
-"""Measures a service under load and tells what it was worth."""
+"""Puts load on a service and reports what it was worth."""
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Annotated
 
-from serve_app.cli.client import Service
+import typer
+
+from serve_app.cli.client import Service, ServiceFailed
+from serve_app.cli.offering import URL, AsJson, Dialect, Key, Model, Set, Url, service
+from serve_app.cli.parameters import parameters_of
 from serve_app.cli.screen import CommandFailed, Exit, console, remark, remarks, say_json, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.table import Table
 
-
-import math
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import field
-from random import Random
-
-from serve_app.cli.client import ServiceFailed
-
+PATH = "/v1/completions"
+RUNNING = "running"
+WORDS = (
+    "the old owl looks at a small boat on its way over quiet water while morning light falls through tall trees",
+    "and somebody far away sings of rain bread stars a red door two brave mice and winter",
+)
+ROUNDING = 1e-9
+"""By which a product of floats may be too large."""
 MAX_ERRORS = 3
 """Kinds of errors that are told in words."""
 
@@ -59,18 +63,38 @@ class Report:
     errors: dict[str, int]
 
 
-def bench_service(service: Service, model: str | None, load: Load, *, as_json: bool) -> int:
-    """One request to warm up, then the load. Raises CommandFailed where nothing of it was answered."""
-    name = service.default_model(model)
-    bodies = load.bodies(name)
-    first = ask(service, {**next(load.bodies(name)), "max_tokens": 1})
-    if first.error is not None:
-        raise CommandFailed(first.error, first.code)
+def bench(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="[URL|running]", help="The service that is asked.")] = RUNNING,
+    model: Model = None,
+    clients: Annotated[int, typer.Option("--clients", "-c", min=1, max=1024, help="At once, each asking anew.")] = 4,
+    requests: Annotated[int, typer.Option("--requests", "-n", min=1, help="In all.")] = 32,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of each completion.")] = 64,
+    prompt_words: Annotated[int, typer.Option("--prompt-words", min=1, help="Of each prompt; no two are alike.")] = 32,
+    set_: Set = None,
+    url: Url = URL,
+    key: Key = None,
+    dialect: Dialect = None,
+    as_json: AsJson = False,
+) -> int:
+    """Put load on a service, and report what it was worth."""
+    load = Load(
+        num_clients=clients,
+        num_requests=requests,
+        max_tokens=max_tokens,
+        num_words=prompt_words,
+        parameters=parameters_of(context, set_, kind="CompletionRequest"),
+    )
+    asked = service(url if target == RUNNING else target, key, dialect)
+    name = asked.default_model(model)
+    warming = ask(asked, {**next(load.bodies(name)), "max_tokens": 1})
+    if warming.error is not None:
+        raise CommandFailed(warming.error, warming.code)
     with _progress(load.num_requests) as told:
         started = time.perf_counter()
-        answers = drive(service, bodies, num_clients=load.num_clients, told=told)
+        answers = drive(asked, load.bodies(name), num_clients=clients, told=told)
         seconds = time.perf_counter() - started
-    found = report(answers, model=name, num_clients=load.num_clients, seconds=seconds)
+    found = report(answers, model=name, num_clients=clients, seconds=seconds)
     if as_json:
         say_json(asdict(found))
     else:
@@ -144,17 +168,6 @@ def _table(found: Report) -> Table:
 
 def _milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1000 * seconds:.1f}"
-
-
-PATH = "/v1/completions"
-WORDS = (
-    "the old owl looks at a small boat on its way over quiet water while morning light falls through tall trees",
-    "and somebody far away sings of rain bread stars a red door two brave mice and winter",
-)
-
-
-ROUNDING = 1e-9
-"""By which a product of floats may be too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

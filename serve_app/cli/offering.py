@@ -6,15 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
+from serve_app.cli.client import Service
 from serve_app.cli.screen import DEFAULT_URL, KEY_VARIABLES, URL_VARIABLE, is_watched
-
-if TYPE_CHECKING:
-    from serve_app.cli.client import Service
 
 SAID = "serve_app.said"
 """Where a context keeps what was said of a table's options, by name."""
@@ -165,6 +163,12 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=JSON", help="Any parameter of the service by its name; may be repeated."),
 ]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream", metavar=SWITCH, help="Show text as it comes. Usually where a person looks at it."
+    ),
+]
 Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="The default now; goes with the next version.")]
 ClusterFile = Annotated[str, typer.Argument(metavar="[FILE]", help="The cluster file.")]
 
@@ -173,9 +177,7 @@ URL = DEFAULT_URL
 
 
 def service(url: str, key: str | None, dialect: str | None = None) -> Service:
-    """What these options name."""
-    from serve_app.cli.client import Service  # brings the standard library's client, which `--help` does without
-
+    """Return the service that these options name."""
     return Service(url=url.rstrip("/").removesuffix("/v1"), key=key, dialect=dialect)
 
 

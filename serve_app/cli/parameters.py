@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.cli.offering import Offer
+import typer
+
+from serve_app.cli.offering import Offer, said
 from serve_app.cli.screen import CommandFailed, Exit
 
 OWN = frozenset({"model", "prompt", "messages", "stream", "stream_options"})
@@ -47,16 +49,17 @@ def chat_offers() -> Sequence[Offer]:
     return _offers("ChatRequest")
 
 
-def parameters_of(said: Mapping[str, Any], assignments: Sequence[str], *, kind: str) -> dict[str, object]:
-    """Values of options, and of `name=json` under any name that the service knows, as a request has them.
+def parameters_of(context: typer.Context, assignments: Sequence[str] | None, *, kind: str) -> dict[str, object]:
+    """Return what was said of a table's options, and of `name=json` under any name, as a request has it.
 
     Raises CommandFailed for a name that is nobody's or the command's own, and for what no value of a parameter can be.
     """
-    if not said and not assignments:
+    options = said(context)
+    if not options and not assignments:
         return {}
     schemas = _schemas(kind)
-    found = {name: _value(name, value, schemas[name]) for name, value in said.items()}
-    for each in assignments:
+    found = {name: _value(name, value, schemas[name]) for name, value in options.items()}
+    for each in assignments or ():
         name, sign, text = each.partition("=")
         if not sign:
             raise CommandFailed(f"--set {each}: write --set name=value, as in --set top_k=40.", Exit.MISUSED)

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from serve_app.cli.client import Service
+from serve_app.cli.offering import SWITCH, URL, AsJson, Key, Url, service
 from serve_app.cli.screen import Exit, console, is_watched, say_json, table, visible
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
 
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-PATH = "/metrics"
+PATH, PREFIX = "/metrics", "serve_app_"
+EVERYBODY_ELSE = "*"
 REPLICA_HEADS = ("model", "replica", "running", "waiting", "cache", "steps/s", "busy")
 TENANT_HEADS = ("tenant", "generated/s", "computed/s", "share")
 MAX_NAME = 12
 """Last characters of a replica's id that tell it from others."""
 
+Labels = tuple[tuple[str, str], ...]
+Series = Mapping[tuple[str, Labels], float]
 
-def watch_service(service: Service, *, interval_s: float, is_once: bool, as_json: bool) -> int:
-    """Until Ctrl-C; a pipe and a program see two looks and what lies between. Raises ServiceFailed."""
-    boards = _boards(service, interval_s)
+
+def top(
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", metavar=SWITCH, help="Look twice, show that, and end.")] = False,
+    url: Url = URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> int:
+    """Watch replicas, queues, tokens per second, caches and tenants as they are now."""
+    asked = service(url, key)
+    boards = _boards(asked, interval)
     if as_json:
         say_json(asdict(next(boards)))
-    elif is_once or not is_watched():
-        console().print(drawn(next(boards), service.url))
+    elif once or not is_watched():
+        console().print(drawn(next(boards), asked.url))
     else:
-        _watch(boards, service.url)
+        _watch(boards, asked.url)
     return Exit.DONE
 
 
@@ -49,7 +58,24 @@ def drawn(seen: Board, url: str) -> Group:
         f"   {seen.refused} refused",
     )
     waits = "   ".join(f"{model} would wait {wait_s:.1f} s" for model, wait_s in seen.waits_s.items() if wait_s > 0)
-    return Group(line, *([Text(visible(waits), "yellow")] if waits else []), "", _replicas(seen), "", _tenants(seen))
+    replicas = [
+        (
+            each.model,
+            each.replica[-MAX_NAME:],
+            str(each.running),
+            str(each.waiting),
+            f"{each.blocks_used:.0%}",
+            f"{each.steps_per_s:.0f}",
+            f"{each.busy:.0%}",
+        )
+        for each in seen.replicas
+    ]
+    tenants = [
+        (each.tenant, f"{each.generated_per_s:.1f}", f"{each.computed_per_s:.1f}", f"{each.share:.0%}")
+        for each in seen.tenants
+    ]
+    tables = table(REPLICA_HEADS, replicas, texts=2), "", table(TENANT_HEADS, tenants, texts=1)
+    return Group(line, *([Text(visible(waits), "yellow")] if waits else []), "", *tables)
 
 
 def _watch(boards: Iterator[Board], url: str) -> None:
@@ -75,37 +101,6 @@ def _boards(service: Service, interval_s: float) -> Iterator[Board]:
 
 def _look(service: Service) -> Look:
     return read_look(service.text(PATH, word=PREFIX), time.monotonic())
-
-
-def _replicas(seen: Board) -> Table:
-    rows = [
-        (
-            each.model,
-            each.replica[-MAX_NAME:],
-            str(each.running),
-            str(each.waiting),
-            f"{each.blocks_used:.0%}",
-            f"{each.steps_per_s:.0f}",
-            f"{each.busy:.0%}",
-        )
-        for each in seen.replicas
-    ]
-    return table(REPLICA_HEADS, rows, texts=2)
-
-
-def _tenants(seen: Board) -> Table:
-    rows = [
-        (each.tenant, f"{each.generated_per_s:.1f}", f"{each.computed_per_s:.1f}", f"{each.share:.0%}")
-        for each in seen.tenants
-    ]
-    return table(TENANT_HEADS, rows, texts=1)
-
-
-PREFIX = "serve_app_"
-EVERYBODY_ELSE = "*"
-
-Labels = tuple[tuple[str, str], ...]
-Series = Mapping[tuple[str, Labels], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,8 +166,8 @@ class Board:
     cached_share: float
     refused: int
     waits_s: Mapping[str, float]
-    replicas: tuple[ReplicaRow, ...] = field(default=())
-    tenants: tuple[TenantRow, ...] = field(default=())
+    replicas: tuple[ReplicaRow, ...]
+    tenants: tuple[TenantRow, ...]
 
 
 def read_look(text: str, at_s: float) -> Look:
@@ -203,7 +198,7 @@ def board(before: Look, now: Look) -> Board:
             for model in now.labels("admission_predicted_wait_seconds", "model")
         },
         replicas=tuple(_replica(before, now, replica, seconds) for replica in now.labels("replica_blocks", "replica")),
-        tenants=_tenants_of(before, now, seconds),
+        tenants=_tenants(before, now, seconds),
     )
 
 
@@ -221,11 +216,10 @@ def _replica(before: Look, now: Look, replica: str, seconds: float) -> ReplicaRo
     )
 
 
-def _tenants_of(before: Look, now: Look, seconds: float) -> tuple[TenantRow, ...]:
+def _tenants(before: Look, now: Look, seconds: float) -> tuple[TenantRow, ...]:
     name = "replica_flow_seconds_total"
     spent = {flow: now.gained(before, name, flow=flow) for flow in now.labels(name, "flow")}
     whole = sum(spent.values())
-
     rows = [
         TenantRow(
             tenant="all others" if flow == EVERYBODY_ELSE else flow,

@@ -1,4 +1,4 @@
-"""The tree of commands, by what they are for. One that is new is a line here and a function in `commands.py`."""
+"""The tree of commands, by what they are for. One that is new is a line here and a function of its subject's module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import commands
+from serve_app.cli import bench, chat, commands, complete, listing, top
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -92,29 +92,29 @@ def _add_serving(app: typer.Typer) -> None:
 
 
 def _add_looking(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LOOK)(commands.top)
-    app.command(rich_help_panel=LOOK)(commands.bench)
+    app.command(rich_help_panel=LOOK)(top.top)
+    app.command(rich_help_panel=LOOK)(bench.bench)
 
 
 def _add_asking(app: typer.Typer) -> None:
     """Every parameter of the service is an option of these."""
-    completion, chat = offering(completion_offers), offering(chat_offers)
-    app.command(cls=completion, rich_help_panel=ASK)(commands.complete)
-    app.command(cls=chat, rich_help_panel=ASK)(commands.chat)
-    app.command(cls=completion, rich_help_panel=ASK)(commands.compare)
-    app.command(cls=completion, rich_help_panel=ASK)(commands.explain)
+    of_completions, of_chats = offering(completion_offers), offering(chat_offers)
+    app.command(cls=of_completions, rich_help_panel=ASK)(complete.complete)
+    app.command(cls=of_chats, rich_help_panel=ASK)(chat.chat)
+    app.command(cls=of_completions, rich_help_panel=ASK)(complete.compare)
+    app.command(cls=of_completions, rich_help_panel=ASK)(complete.explain)
 
 
 def _add_folders(app: typer.Typer) -> None:
     models = typer.Typer(invoke_without_command=True)
-    models.callback()(commands.models)
-    models.command("check")(commands.check_model)
+    models.callback()(listing.list_models)
+    models.command("check")(listing.check_model)
     app.add_typer(models, name="models", rich_help_panel=FOLDERS)
     adapters = typer.Typer(
         help="List the adapters of a running service, or check folders of them.", no_args_is_help=True
     )
-    adapters.command("list")(commands.list_adapters)
-    adapters.command("check")(commands.check_adapter)
+    adapters.command("list")(listing.list_adapters)
+    adapters.command("check")(listing.check_adapter)
     app.add_typer(adapters, name="adapters", rich_help_panel=FOLDERS)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -135,7 +135,7 @@ class Facts:
         return Severity.ERROR if self.open_doors else Severity.WARNING
 
     @property
-    def tenants(self) -> tuple[Tenant, ...]:
+    def tenants(self) -> Sequence[Tenant]:
         return () if self.store is None else self.store.tenants
 
 
