@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from serve_app.api.paths import Path as Route
 from serve_app.cli.screen import console, is_watched
@@ -14,24 +14,8 @@ from serve_app.cli.startup import Application, News, State
 MARKS: Mapping[State, str] = {State.WAITING: "·", State.LOADING: "…", State.READY: "✓", State.FAILED: "✗"}
 
 
-class Telling(Protocol):
-    """Whoever looks at the start."""
-
-    def begin(self, applications: Sequence[Application], log: str | None) -> None:
-        """It starts; what Ray says is in the log, or None is here."""
-
-    def update(self, news: Sequence[News]) -> None:
-        """Some came further."""
-
-    def ready(self, url: str, seconds: float, welcome: str) -> None:
-        """Everything answers."""
-
-    def end(self) -> None:
-        """Nothing more is drawn. Safe to repeat."""
-
-
-def telling(*, as_json: bool, has_log: bool) -> Telling:
-    """What suits the place where this runs; bars and Ray's own lines would be in each other's way."""
+def telling(*, as_json: bool, has_log: bool) -> LineTelling:
+    """Return what suits the place where this runs; bars and Ray's own lines would be in each other's way."""
     if as_json:
         return JsonTelling()
     return BarTelling() if is_watched() and has_log else LineTelling()
@@ -41,21 +25,25 @@ class LineTelling:
     """A line for each change, for logs and pipes."""
 
     def begin(self, applications: Sequence[Application], log: str | None) -> None:
+        """Tell that it starts; what Ray says is in the log, or None is here."""
         names = ", ".join(each.name for each in applications)
         _say(f"Loading {names}" + (f"; what Ray says is in {log}" if log else ""))
 
     def update(self, news: Sequence[News]) -> None:
+        """Tell who came further."""
         for each in news:
             _say(f"{MARKS[each.application.state]} {_told(each.application)} ({each.seconds:.1f} s)")
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:
+        """Tell that everything answers."""
+        self.end()
         _say(welcome)
 
     def end(self) -> None:
-        """Lines stay as they are."""
+        """Draw nothing more. Safe to repeat."""
 
 
-class JsonTelling:
+class JsonTelling(LineTelling):
     """A JSON object on each line."""
 
     def begin(self, applications: Sequence[Application], log: str | None) -> None:
@@ -77,14 +65,11 @@ class JsonTelling:
     def ready(self, url: str, seconds: float, welcome: str) -> None:
         self._say(event="ready", url=url, console=f"{url}{Route.CONSOLE}", seconds=round(seconds, 3))
 
-    def end(self) -> None:
-        """Lines stay as they are."""
-
     def _say(self, **event: object) -> None:
         _say(json.dumps(event, ensure_ascii=False))
 
 
-class BarTelling:
+class BarTelling(LineTelling):
     """A bar for each application, of its replicas that run."""
 
     def __init__(self) -> None:
@@ -110,10 +95,6 @@ class BarTelling:
                 self._progress.update(self._tasks[found.name], completed=completed, told=told)
                 if found.obstacle is not None:
                     self._progress.console.print(f"{found.name}: {found.obstacle}", soft_wrap=True)
-
-    def ready(self, url: str, seconds: float, welcome: str) -> None:
-        self.end()
-        _say(welcome)
 
     def end(self) -> None:
         if self._progress.live.is_started:

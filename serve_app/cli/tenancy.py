@@ -21,8 +21,6 @@ from serve_app.tenants.ledger import csv_of
 from serve_app.tenants.opening import copy_store, open_store
 from serve_app.tenants.store import Author, TenantStore, engine_of, file_of
 
-DAY_S = 86_400.0
-
 MAX_ACTOR_CHARS = 96
 BEGINNING = frozenset({"add_tenant", "apply_tenants", "create_key", "create_admin_key"})
 """Services that begin a store where there is none; no other has anything to do there."""
@@ -77,20 +75,6 @@ def _opened(url: str, pepper: Path, file: str, *, begins: bool) -> tuple[TenantS
     return open_store(url, pepper_file=pepper, environment=os.environ.get(VARIABLE), begins=begins)
 
 
-def creation(
-    tenant: str | None, *, is_admin: bool, scopes: list[str] | None, days: float | None
-) -> tuple[str, dict[str, object]]:
-    """The service that makes such a key. Raises CommandFailed for what no key is."""
-    lifetime_s = None if days is None else days * DAY_S
-    if is_admin == (tenant is not None):
-        raise CommandFailed("A key is of a tenant or, with --admin, of administrators: name one of them.", Exit.MISUSED)
-    if is_admin and scopes:
-        raise CommandFailed("--admin says what the key is for; leave --scopes out.", Exit.MISUSED)
-    if is_admin:
-        return "create_admin_key", {"lifetime_s": lifetime_s}
-    return "create_key", {"tenant": tenant, "scopes": scopes, "lifetime_s": lifetime_s}
-
-
 def declared(file: str) -> object:
     """The tenants of a file. Raises CommandFailed."""
     try:
@@ -142,8 +126,7 @@ def _lines(service: str, answer: dict[str, Any]) -> list[str]:
             told = [_told_of_event(each) for each in answer["data"]] or ["Nothing was changed."]
             return told + ([f"There are more: --after {answer['data'][-1]['id']}"] if answer["has_more"] else [])
         case "create_key" | "create_admin_key" | "rotate_key":
-            told = [answer["key"], "", f"{answer['id']} of {answer['tenant']}; it is shown this once: keep it now."]
-            return told
+            return [answer["key"], "", f"{answer['id']} of {answer['tenant']}; it is shown this once: keep it now."]
         case "apply_tenants":
             return _told_of_difference(answer)
         case "revoke_key":

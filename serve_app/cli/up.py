@@ -26,7 +26,7 @@ from serve_app.cli.log_file import telling as telling_lines
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, start_guard
 from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
 from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
-from serve_app.cli.telling import Telling, telling
+from serve_app.cli.telling import LineTelling, telling
 from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
@@ -171,7 +171,7 @@ def _start(
     return Cluster(process=process, run=run, address=address, events=Events(ours), log=log, writing=writing)
 
 
-def _serve(cluster: Cluster, file: Path, told: Telling) -> int:
+def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
     try:
         loss = _watch(cluster, file, told)
     except KeyboardInterrupt:
@@ -185,7 +185,7 @@ def _serve(cluster: Cluster, file: Path, told: Telling) -> int:
     return Exit.FAILED
 
 
-def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
+def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
     """Tell until it is ready, then wait for what makes it useless; None where it ended by itself."""
     startup = Startup(replicas_wanted(read_cluster_file(file)), time.monotonic())
     told.begin(list(startup.applications.values()), None if cluster.log is None else str(cluster.log))
@@ -289,7 +289,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _stop(cluster: Cluster, told: Telling) -> int:
+def _stop(cluster: Cluster, told: LineTelling) -> int:
     """Let Serve shut down by itself; a second Ctrl-C, or too long a wait, ends it at once."""
     told.end()
     print("\nStopping…", file=sys.stderr, flush=True)
