@@ -25,8 +25,7 @@ from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_
 from serve_app.cli.log_file import telling as telling_lines
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, start_guard
 from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
-from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
-from serve_app.cli.telling import LineTelling, telling
+from serve_app.cli.startup import Application, Events, LineTelling, Startup, replicas_wanted, telling
 from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
