@@ -14,9 +14,8 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
-from serve_app.check.document import Document, UnreadableYaml, read_document
+from serve_app.check.document import Document, Finding, Path, Severity, UnreadableYaml, read_document, spelled
 from serve_app.check.door import check_door, deployments_of, routers_of
-from serve_app.check.findings import Finding, Path, Severity, spelled
 from serve_app.check.folders import check_device, check_model
 from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
 from serve_app.check.memory import (

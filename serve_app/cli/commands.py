@@ -96,7 +96,7 @@ def doctor(
 
 def env(fast: Fast = False, as_json: AsJson = False) -> int:
     """Print the environment that a cluster of your own wants, as shell lines."""
-    from serve_app.check.haproxy import is_behind_haproxy
+    from serve_app.check.ray_environment import is_behind_haproxy
     from serve_app.cli.environment import cluster_settings, shell_lines
 
     _say_of_fast(fast)

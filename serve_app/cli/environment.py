@@ -9,8 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.check import ray_token
-from serve_app.check.haproxy import HAPROXY, HAPROXY_BINARY, haproxy_program
+from serve_app.check.ray_environment import AUTH_MODE, HAPROXY, HAPROXY_BINARY, TOKEN, haproxy_program
 
 RUN_VARIABLE = "SERVE_APP_RUN"
 """Inherited by every process of a cluster that `serve_app up` started; its value names the run."""
@@ -27,7 +26,7 @@ class Setting:
 
 # fmt: off
 SETTINGS = (
-    Setting(ray_token.VARIABLE, ray_token.TOKEN, "Ray's own ports want a token, ~/.ray/auth_token, the same on every"
+    Setting(AUTH_MODE, TOKEN, "Ray's own ports want a token, ~/.ray/auth_token, the same on every"
             " node; `up` makes it, else `ray get-auth-token --generate`"),
     Setting("RAY_USAGE_STATS_ENABLED", "0", "nothing is reported to anyone"),
     Setting("RAY_worker_niceness", "0", "Ray's default of 15 leaves the service whatever other processes do not want"),

@@ -1,10 +1,9 @@
-"""How far a cluster that starts has come, and how that is told: bars at a terminal, lines in a pipe, JSON for programs."""
+"""Follows a cluster that starts, and tells how far it has come: bars at a terminal, lines in a pipe, JSON."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -178,12 +177,12 @@ class JsonTelling(LineTelling):
     """A JSON object on each line."""
 
     def begin(self, applications: Sequence[Application], log: str | None) -> None:
-        self._say(event="starting", applications=[each.name for each in applications], log=log)
+        self._write(event="starting", applications=[each.name for each in applications], log=log)
 
     def update(self, news: Sequence[News]) -> None:
         for each in news:
             found = each.application
-            self._say(
+            self._write(
                 event="application",
                 name=found.name,
                 state=found.state.value,
@@ -194,9 +193,9 @@ class JsonTelling(LineTelling):
             )
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:
-        self._say(event="ready", url=url, console=f"{url}{Route.CONSOLE}", seconds=round(seconds, 3))
+        self._write(event="ready", url=url, console=f"{url}{Route.CONSOLE}", seconds=round(seconds, 3))
 
-    def _print(self, **event: object) -> None:
+    def _write(self, **event: object) -> None:
         _print(json.dumps(event, ensure_ascii=False))
 
 
@@ -244,4 +243,4 @@ def _counts(application: Application) -> bool:
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stdout, flush=True)
+    print(line, flush=True)

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.api.paths import Path as Route
-from serve_app.check.findings import Finding, Severity
-from serve_app.check.haproxy import is_behind_haproxy
+from serve_app.check.document import Finding, Severity
+from serve_app.check.ray_environment import is_behind_haproxy
 from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by

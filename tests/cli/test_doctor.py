@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli import main
 from serve_app.cli.doctor.facts import (
     ILL,

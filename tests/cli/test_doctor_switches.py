@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from serve_app.check.cluster_file import check_file
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli.doctor import doors
 from serve_app.cli.doctor import kept as kept_checks
 from serve_app.cli.doctor.facts import Answer, Facts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli.doctor.facts import RESTART, Facts, Listener, Verdict, error, verdict, warning
 
 PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli.processes import Process
 from serve_app.core.machine import is_loopback
 from serve_app.core.tenants import Tenant

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli.doctor.facts import RESTART, Facts, Verdict, error, note, verdict, warning
 from serve_app.core.tenants import Scope
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli.doctor import doors, kept
 from serve_app.cli.doctor.facts import Facts, Verdict, exit_code_of
 from serve_app.cli.doctor.gathering import gather
