@@ -148,7 +148,7 @@ class Client:
     def tokens(self, text: str, model: str | None = None) -> pandas.DataFrame:
         """A row per token of a text: its id and its piece."""
         body = {"content": text, "model": model or self._default_model(), "with_pieces": True}
-        return pandas.DataFrame(self._background.run(self._wire.post("/tokenize", body))["tokens"])
+        return pandas.DataFrame(self._background.run(self._wire.send("post", "/tokenize", body))["tokens"])
 
     def replicas(self) -> pandas.DataFrame:
         """A row per replica: what it has in work now, and what it has done."""
@@ -173,12 +173,9 @@ class Client:
 
     def _all(self, requests: Sequence[Request]) -> Completions:
         total = sum(request.asked.num_choices for request in requests)
-        is_long = total >= PROGRESS_FROM and all(request.can_stream for request in requests)
-        if not is_long:
-            parts = [self._background.run(self._answer(request)) for request in requests]
-        else:
-            parts = self._watched(requests, total)
-        return _merged(parts, num_models=len(requests[0].asked.models))
+        if total >= PROGRESS_FROM and all(request.can_stream for request in requests):
+            return _merged(self._watched(requests, total), num_models=len(requests[0].asked.models))
+        return self._background.run(self._answers(requests))
 
     async def _answers(self, requests: Sequence[Request]) -> Completions:
         """Send one request after the other, as each may have 256 prompts."""

@@ -12,6 +12,7 @@ import pandas
 from serve_app.lab import markup
 from serve_app.lab.markup import Token
 
+COLUMNS = ("prompt", "model", "text", "finish_reason", "logprob")
 MAX_SHOWN = 64
 """Choices of a page; the rest is in the table."""
 
@@ -97,13 +98,7 @@ class Completions(Sequence[Completion]):
     def frame(self) -> pandas.DataFrame:
         """A row per choice."""
         return pandas.DataFrame(
-            {
-                "prompt": [each.prompt for each in self.choices],
-                "model": [each.model for each in self.choices],
-                "text": [each.text for each in self.choices],
-                "finish_reason": [each.finish_reason for each in self.choices],
-                "logprob": [each.logprob for each in self.choices],
-            },
+            {name: [getattr(each, name) for each in self.choices] for name in COLUMNS},
             index=pandas.Index([each.index for each in self.choices], name="choice"),
         )
 
