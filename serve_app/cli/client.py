@@ -8,7 +8,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -77,19 +77,18 @@ class Service:
         return content
 
     def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, Any]]:
-        """The events of a stream; closing the iteration frees the service. Raises ServiceFailed."""
-        with closing(self._open(path, {**body, "stream": True})) as response:
-            has_ended = False
-            for data in _data(response, self.url):
-                if data == END:
-                    has_ended = True
+        """Yield the events of a stream; closing the iteration frees the service. Raises ServiceFailed."""
+        has_ended = False
+        with closing(self._open(path, {**body, "stream": True})) as response, _unbroken(self.url):
+            for line in response:
+                if not line.startswith(b"data:"):
                     continue
-                event = _event(data, self.url)
-                if "error" in event:
-                    raise _failed(500, json.dumps(event).encode())
-                yield event
-            if not has_ended:
-                raise _broken(self.url)
+                data = line[5:].decode().strip()
+                has_ended = has_ended or data == END
+                if data != END:
+                    yield _event(json.loads(data), self.url)
+        if not has_ended:
+            raise _broken(self.url)
 
     def models(self) -> list[dict[str, Any]]:
         """Every name that can be sent as `model`. Raises ServiceFailed."""
@@ -116,8 +115,8 @@ class Service:
         return "No model is served to this key. `serve_app models` lists what is."
 
     def _whole(self, path: str, body: Mapping[str, object] | None) -> bytes:
-        with closing(self._open(path, body)) as response:
-            return _read(response, self.url)
+        with closing(self._open(path, body)) as response, _unbroken(self.url):
+            return response.read()
 
     def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
         check_url(self.url)
@@ -127,15 +126,16 @@ class Service:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, self._headers())
             opened = opener_of(self.url).open(request, timeout=self.timeout_s)
         except urllib.error.HTTPError as error:
-            with error:
+            with error, _unbroken(self.url):
                 told = {name: error.headers.get(name) for name in (RETRY_AFTER, LOCATION)}
-                raise _failed(error.code, _read(error, self.url), told) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-                raise _stranger(self.url) from error  # it speaks something else
+                content = error.read()
+            raise _failed(error.code, content, told) from error
+        except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             message = f"No service answers at {self.url}: {reason}. {START_ONE}"
             raise ServiceFailed(message, Exit.UNREACHABLE) from error
+        except http.client.HTTPException as error:  # it speaks something else
+            raise _stranger(self.url) from error
         response: http.client.HTTPResponse = opened
         return response
 
@@ -182,34 +182,24 @@ def query(path: str, **members: str | None) -> str:
     return f"{path}?{urllib.parse.urlencode(said)}" if said else path
 
 
-def _data(response: http.client.HTTPResponse, url: str) -> Iterator[str]:
-    """The data of each event, as it comes."""
+@contextmanager
+def _unbroken(url: str) -> Iterator[None]:
+    """Read an answer; raises ServiceFailed where it breaks off, perhaps within a character or an event."""
     try:
-        for line in response:
-            if line.startswith(b"data:"):
-                yield line[5:].decode().strip()
-    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        yield
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise _broken(url) from error
 
 
-def _event(data: str, url: str) -> dict[str, Any]:
-    """One event of a stream, which may have broken off within it."""
-    try:
-        event = json.loads(data)
-    except ValueError as error:
-        raise _broken(url) from error
+def _event(event: Any, url: str) -> dict[str, Any]:
+    """Return one event of a stream. Raises ServiceFailed for an error and for what is no event."""
     if not isinstance(event, dict):
         raise _broken(url)
-    if "error" not in event and "choices" not in event:
+    if "error" in event:
+        raise _failed(500, json.dumps(event).encode())
+    if "choices" not in event:
         raise _stranger(url)
     return event
-
-
-def _read(response: http.client.HTTPResponse | urllib.error.HTTPError, url: str) -> bytes:
-    try:
-        return response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise _broken(url) from error
 
 
 def _failed(status: int, body: bytes, headers: Mapping[str, str | None] = NO_HEADERS) -> ServiceFailed:

@@ -46,8 +46,9 @@ def _failed_otherwise(error: Exception) -> int:
     import typer
     from typer.exceptions import TyperException
 
-    if isinstance(error, TyperException):
-        _show_misuse(error)
+    if isinstance(error, TyperException):  # it names the nearest word, and where all of them are listed
+        show = getattr(error, "show", None) or (lambda: print(f"serve_app: {error}", file=sys.stderr))
+        show()
         return Exit.MISUSED
     if isinstance(error, typer.Abort):
         return Exit.INTERRUPTED
@@ -56,15 +57,6 @@ def _failed_otherwise(error: Exception) -> int:
     told = f"{type(error).__name__}: {error}".splitlines()[0]
     remark(f"serve_app: {told}. This should not happen; {DEBUG_VARIABLE}=1 shows where it did.")
     return Exit.FAULT
-
-
-def _show_misuse(error: Exception) -> None:
-    """What is wrong with a command line, the nearest word, and where all of them are listed."""
-    show = getattr(error, "show", None)
-    if show is None:
-        print(f"serve_app: {error}", file=sys.stderr)
-    else:
-        show()
 
 
 def _open_streams() -> None:

@@ -61,9 +61,21 @@ def command() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    _add_serving(app)
-    _add_asking(app)
-    _add_looking(app)
+    of_completions, of_chats = offering(completion_offers), offering(chat_offers)  # every parameter is an option
+    for panel, kind, each in (
+        (SERVE, None, commands.up),
+        (SERVE, None, commands.down),
+        (SERVE, None, commands.check),
+        (SERVE, None, commands.doctor),
+        (SERVE, None, commands.env),
+        (ASK, of_completions, complete.complete),
+        (ASK, of_chats, chat.chat),
+        (ASK, of_completions, complete.compare),
+        (ASK, of_completions, complete.explain),
+        (LOOK, None, top.top),
+        (LOOK, None, bench.bench),
+    ):
+        app.command(cls=kind, rich_help_panel=panel)(each)
     _add_folders(app)
     _add_tenancy(app)
     return typer.main.get_command(app)
@@ -81,28 +93,6 @@ def _show_version(is_asked: bool) -> None:
     if is_asked:
         print(f"{NAME} {version(NAME)}", flush=True)
         raise typer.Exit
-
-
-def _add_serving(app: typer.Typer) -> None:
-    app.command(rich_help_panel=SERVE)(commands.up)
-    app.command(rich_help_panel=SERVE)(commands.down)
-    app.command(rich_help_panel=SERVE)(commands.check)
-    app.command(rich_help_panel=SERVE)(commands.doctor)
-    app.command(rich_help_panel=SERVE)(commands.env)
-
-
-def _add_looking(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LOOK)(top.top)
-    app.command(rich_help_panel=LOOK)(bench.bench)
-
-
-def _add_asking(app: typer.Typer) -> None:
-    """Every parameter of the service is an option of these."""
-    of_completions, of_chats = offering(completion_offers), offering(chat_offers)
-    app.command(cls=of_completions, rich_help_panel=ASK)(complete.complete)
-    app.command(cls=of_chats, rich_help_panel=ASK)(chat.chat)
-    app.command(cls=of_completions, rich_help_panel=ASK)(complete.compare)
-    app.command(cls=of_completions, rich_help_panel=ASK)(complete.explain)
 
 
 def _add_folders(app: typer.Typer) -> None:

@@ -46,7 +46,7 @@ def gather(file: str, *, url: str | None = None) -> Facts:
     content, address = read_cluster_file(Path(file)), address_of(file)
     processes = processes_of_cluster(address.port)
     raylet = next((each for each in processes if each.program == "raylet"), None)
-    environment = {} if raylet is None else environment_of(raylet)
+    environment = {} if raylet is None else environment_of(raylet.pid)
     listeners = tuple(
         Listener(address=at, port=port, holder=each) for each in processes for at, port in listeners_of(each)
     )
