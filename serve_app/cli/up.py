@@ -9,10 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_
 from serve_app.cli.log_file import telling as telling_lines
 from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, start_guard
 from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
-from serve_app.cli.startup import Application, Events, LineTelling, Startup, replicas_wanted, telling
+from serve_app.cli.startup import Events, LineTelling, Startup, replicas_wanted, telling
 from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
@@ -193,11 +192,13 @@ def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
     while cluster.process.poll() is None:
         if lost := [program for program, process in core.items() if not is_running(process)]:
             return Loss(what=f"Ray's {' and '.join(lost)} died")
-        core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
+        if core.keys() != CORE_PROGRAMS:
+            core = {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
         for event in cluster.events.new():
             told.update(startup.update(event, time.monotonic()))
         if heard is None and (failed := startup.failed):
-            return _undeployed(failed)
+            messages = tuple(message for each in failed for message in each.messages)
+            return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
         if heard is None and is_healthy(cluster.address):
             told.ready(str(cluster.address), startup.seconds(time.monotonic()), welcome(cluster.address, file))
             heard = time.monotonic()
@@ -207,11 +208,6 @@ def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
             return Loss(what=f"nothing has listened on {cluster.address} for {LOST_AFTER_S:.0f} s")
         time.sleep(STARTING_POLL_S if heard is None else WATCH_S)
     return None
-
-
-def _undeployed(failed: Sequence[Application]) -> Loss:
-    messages = tuple(message for each in failed for message in each.messages)
-    return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
 
 
 def _because(cluster: Cluster, loss: Loss) -> str:
@@ -248,17 +244,13 @@ def errors_of(file: Path) -> list[str]:
     return telling_lines(text) or last_lines("\n".join(filter(RAYS_ERROR.search, text.splitlines())))
 
 
-def _core_of(cluster: Cluster) -> dict[str, Process]:
-    return {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
-
-
 def is_healthy(address: Address) -> bool:
     """Whether the service answers there and every model of it has a replica; asked past any proxy."""
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"{address}/health", timeout=2) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:
         return False
 
 
@@ -278,10 +270,9 @@ def welcome(address: Address, file: Path) -> str:
 
 def _be_interrupted_by_signals() -> None:
     """Also by SIGINT: a shell starts background jobs with it ignored. Whoever has SIGHUP ignored wants us to stay."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    for number in (signal.SIGINT, signal.SIGTERM, *(() if stays else (signal.SIGHUP,))):
         signal.signal(number, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _interrupt)
 
 
 def _interrupt(number: int, frame: object) -> None:
@@ -295,10 +286,10 @@ def _stop(cluster: Cluster, told: LineTelling) -> int:
     cluster.process.send_signal(signal.SIGINT)
     try:
         cluster.process.wait(STOP_TIMEOUT_S)
-        return 0
+        return Exit.DONE
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         _kill(cluster)
-        return 1
+        return Exit.FAILED
 
 
 def _kill(cluster: Cluster) -> None:

@@ -157,9 +157,9 @@ def check_limits(facts: Facts) -> Iterator[Verdict]:
     """What one request may ask for is not more than what the service is tried with."""
     from serve_app.check.bounds import raised_bounds  # imported here: it brings Ray, which takes its time
 
-    for bound in raised_bounds(facts.content):
+    for name, found, usual in raised_bounds(facts.content):
         yield note(
-            f"{bound.name} is {bound.found}, more than the {bound.usual} that the service is tried with",
+            f"{name} is {found}, more than the {usual} that the service is tried with",
             "Lower it, unless a request needs so much; what one may take, a thousand may take together.",
         )
 
