@@ -60,7 +60,7 @@ def down(
     as_json: AsJson = False,
 ) -> int:
     """End what `up` of that file has started from this checkout, and nothing else."""
-    from serve_app.cli.down import end_cluster
+    from serve_app.cli.up import end_cluster
 
     return end_cluster(file, port=port, as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""Starts a local cluster that serves a file, tells how it comes along, watches it, and ends it on Ctrl-C."""
+"""Starts a local cluster that serves a file, tells how it comes along, watches it, and ends it; ends former ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,16 +22,27 @@ from serve_app.cli.address import Address, address_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
 from serve_app.cli.log_file import telling as telling_lines
-from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, start_guard
-from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
+from serve_app.cli.processes import (
+    Process,
+    end_runs,
+    is_running,
+    listener_on,
+    processes_of_runs,
+    send,
+    send_to_parent,
+    start_guard,
+)
+from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit, say, say_json
 from serve_app.cli.startup import Events, LineTelling, Startup, replicas_wanted, telling
 from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
+GRACE_S = STOP_TIMEOUT_S + 10.0  # what `up` allows, and a little more
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
 STARTING_POLL_S = 0.25
 WATCH_S = 1.0
 LAST_LINES_S = 1.0
+SERVING_MODULE = "serve_app.cli.cluster"
 
 TELLING_LOGS = re.compile(r"^(?:gcs_server|raylet|serve/|worker|python-core-driver)")
 """Of what a service needs; Ray's monitor and dashboards fail without harm to it."""
@@ -156,7 +167,7 @@ def _start(
         writing.start()
     try:
         process = subprocess.Popen(
-            command("serve_app.cli.cluster", *words),
+            command(SERVING_MODULE, *words),
             env=variables(told),
             start_new_session=True,
             pass_fds=[theirs],
@@ -296,3 +307,46 @@ def _kill(cluster: Cluster) -> None:
     """Our child, and with it Ray's own processes, which die with theirs; `end_runs` sees to the rest."""
     cluster.process.kill()
     cluster.process.wait()
+
+
+def end_cluster(file: str, *, port: int | None = None, as_json: bool = False) -> int:
+    """End every process of the file's runs, on that port or on any; 0 where none is left. Raises CommandFailed.
+
+    A file that cannot be read names no run: nothing is ended.
+    """
+    found = runs_of(file, port)
+    if not isinstance(read_cluster_file(Path(file)).get("applications"), list):
+        raise CommandFailed(_unread(file, found))
+    address = address_of(file, port)
+    if not found and address.is_taken():
+        raise CommandFailed(f"{file} has no run{'' if port is None else f' on port {port}'}: {taken(address, file)}")
+    if as_json:
+        say_json({"file": file, "url": str(address), "num_processes": len(found)})
+    elif found:
+        say(f"Ending {len(found)} processes of `serve_app up {file}`")
+    else:
+        say(f"Nothing of `serve_app up {file}` is left")
+    serving = [each for each in found if SERVING_MODULE in each.command]
+    for each in serving:
+        _interrupt_serving(each)
+    # who serves the file shuts Serve down; where nobody does, nothing would end by itself
+    deadline = time.monotonic() + (GRACE_S if serving else 0.0)
+    for run in sorted({each.run for each in found if each.run is not None}):
+        end_runs(run, grace_s=deadline - time.monotonic())
+    return Exit.DONE
+
+
+def _unread(file: str, found: Sequence[Process]) -> str:
+    """Return why nothing was ended, and how to end what once was started with a file of that name."""
+    told = f"{file} is no cluster file that can be read, so nothing was ended (`serve_app check {file}` says why)"
+    pids = sorted({each.command.rpartition(" ")[2] for each in found if SERVING_MODULE in each.command})
+    if pids:
+        return f"{told}; its earlier run ends with `kill -INT {' '.join(pids)}`"
+    return f"{told}; name the file that `serve_app up` was started with"
+
+
+def _interrupt_serving(serving: Process) -> None:
+    """As a Ctrl-C would: `serve_app up`, whose id is its last argument, or the process itself where that has died."""
+    parent = int(serving.command.rpartition(" ")[2])
+    if not send_to_parent(serving, parent, signal.SIGINT):
+        send(serving, signal.SIGINT)
