@@ -103,7 +103,7 @@ def bench(
 
 
 def report(answers: Sequence[Answer], *, model: str, num_clients: int, seconds: float) -> Report:
-    """Of what was answered; what failed counts as such and in no time."""
+    """Return what the answers came to. One that failed counts as failed, and in no time."""
     good = [each for each in answers if each.error is None]
     tokens = sum(each.output_tokens for each in good)
     return Report(
@@ -130,7 +130,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[Answer], object]]:
-    """A bar on stderr, where a person looks at it."""
+    """Show a bar on stderr where a person looks at it."""
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
@@ -181,7 +181,7 @@ class Load:
     parameters: Mapping[str, object] = field(default_factory=dict)
 
     def bodies(self, model: str) -> Iterator[dict[str, object]]:
-        """Requests of which no two prompts begin alike, the same every time; each runs to its full length."""
+        """Yield requests whose prompts begin differently, the same ones every time; each runs to its full length."""
         random, words = Random(self.num_requests), " ".join(WORDS).split()  # nosec B311 # prompts
         for number in range(self.num_requests):
             prompt = " ".join([f"{number}:", *random.choices(words, k=self.num_words)])  # nosec B311
@@ -215,7 +215,7 @@ class Answer:
 def drive(
     service: Service, bodies: Iterator[dict[str, object]], *, num_clients: int, told: Callable[[Answer], object]
 ) -> list[Answer]:
-    """All requests by so many threads; an answer of each, errors among them. `told` hears of each in its thread."""
+    """Send all requests by so many threads, and return an answer of each, errors among them."""
     answers: list[Answer] = []
     lock = threading.Lock()
 
@@ -239,7 +239,7 @@ def drive(
 
 
 def ask(service: Service, body: Mapping[str, object]) -> Answer:
-    """One request; never raises for what the service does."""
+    """Send one request. What the service does wrong is in the answer and raises nothing."""
     answer = Answer(sent_at=time.perf_counter())
     try:
         for event in service.events(PATH, body):
@@ -255,6 +255,6 @@ def ask(service: Service, body: Mapping[str, object]) -> Answer:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The least value that so many of all are not above (nearest rank); None of none."""
+    """Return the least value that so many of all are not above (nearest rank); None of none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered) - ROUNDING) - 1)] if ordered else None

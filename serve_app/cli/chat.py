@@ -71,7 +71,7 @@ def chat(
 
 
 def talk(service: Service, chat: Chat) -> int:
-    """Go on until a person ends it; a failure ends one answer, and Ctrl-C what is being written."""
+    """Talk until a person ends it. A failure ends one answer; Ctrl-C ends what is being written."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - arrows and former lines at the prompt
     remark(f"{chat.model} at {service.url}. /help lists commands; Ctrl-D ends.")
@@ -91,7 +91,7 @@ def talk(service: Service, chat: Chat) -> int:
 
 
 def _turned(service: Service, chat: Chat, line: str) -> Chat | None:
-    """The chat behind this line; None where it ended."""
+    """Return the chat after this line; None where the line ended it."""
     if line.startswith("/"):
         turn = commanded(chat, line)
         if turn.chat is not None and turn.chat.model != chat.model:
@@ -107,7 +107,7 @@ def _turned(service: Service, chat: Chat, line: str) -> Chat | None:
 
 
 def _answered(service: Service, chat: Chat, text: str) -> Chat:
-    """With the message and its answer; without either where nothing came."""
+    """Return the chat with the message and its answer; without either where nothing came."""
     asked, answer = chat.asked(text), ""
     try:
         with contextlib.closing(_pieces(service, asked)) as pieces:
@@ -124,7 +124,7 @@ def _answered(service: Service, chat: Chat, text: str) -> Chat:
 
 
 def _pieces(service: Service, chat: Chat) -> Generator[str]:
-    """What the model says, as it comes; calls of tools as it writes them."""
+    """Yield what the model says as it comes, and calls of tools as it writes them."""
     with contextlib.closing(service.events(PATH, chat.body())) as events:
         for event in events:
             for choice in event["choices"][:1]:
@@ -154,15 +154,15 @@ class Chat:
         return tuple(each for each in self.messages if each["role"] == "system")
 
     def asked(self, text: str) -> Chat:
-        """With a person's message."""
+        """Return the chat with a person's message."""
         return replace(self, messages=(*self.messages, {"role": "user", "content": text}))
 
     def answered(self, text: str) -> Chat:
-        """With the model's."""
+        """Return the chat with the model's answer."""
         return replace(self, messages=(*self.messages, {"role": "assistant", "content": text}))
 
     def body(self) -> dict[str, object]:
-        """The request whose answer goes on with it."""
+        """Return the request whose answer goes on with the chat."""
         return {**self.parameters, "model": self.model, "messages": list(self.messages)}
 
 

@@ -57,7 +57,7 @@ class Service:
     timeout_s: float = TIMEOUT_S
 
     def json(self, path: str, body: Mapping[str, object] | None = None, *, member: str | None) -> Any:
-        """What it answers; a body is posted. Raises ServiceFailed.
+        """Return the service's answer; a body is posted. Raises ServiceFailed.
 
         member: that the answer has, whatever else is in it; None where it is a list
         """
@@ -70,7 +70,7 @@ class Service:
         return answer
 
     def text(self, path: str, *, word: str) -> str:
-        """What it answers that is no JSON, and has this word in it. Raises ServiceFailed."""
+        """Return an answer that is no JSON and has this word in it. Raises ServiceFailed."""
         content = self._whole(path, None).decode("utf-8", "replace")
         if word not in content:
             raise _stranger(self.url)
@@ -91,14 +91,14 @@ class Service:
             raise _broken(self.url)
 
     def models(self) -> list[dict[str, Any]]:
-        """Every name that can be sent as `model`. Raises ServiceFailed."""
+        """Return every name that can be sent as `model`. Raises ServiceFailed."""
         listed = self.json("/v1/models", member="data")["data"]
         if not isinstance(listed, list):
             raise _stranger(self.url)
         return listed
 
     def default_model(self, model: str | None) -> str:
-        """The model that was named, or the first that is served. Raises ServiceFailed."""
+        """Return the model that was named, or the first that is served. Raises ServiceFailed."""
         if model is not None:
             return model
         listed = self.models()
@@ -171,13 +171,13 @@ def check_key(key: str | None) -> None:
 
 
 def opener_of(url: str) -> urllib.request.OpenerDirector:
-    """What opens it: a proxy of the environment is for other machines, and never for this one."""
+    """Return what opens the URL. A proxy of the environment is for other machines, never for this one."""
     is_here = is_loopback(urllib.parse.urlsplit(url).hostname or "")
     return urllib.request.build_opener(Staying, *([urllib.request.ProxyHandler({})] if is_here else []))
 
 
 def query(path: str, **members: str | None) -> str:
-    """The path with what was said of it."""
+    """Return the path with a query of the members that are given."""
     said = {name: value for name, value in members.items() if value is not None}
     return f"{path}?{urllib.parse.urlencode(said)}" if said else path
 
@@ -203,7 +203,7 @@ def _event(event: Any, url: str) -> dict[str, Any]:
 
 
 def _failed(status: int, body: bytes, headers: Mapping[str, str | None] = NO_HEADERS) -> ServiceFailed:
-    """In the service's own words, and with the next step."""
+    """Return the error in the service's own words, with the next step."""
     error, retry_after = _error_of(body), headers.get(RETRY_AFTER)
     if 300 <= status < 400:
         message = f"The service is elsewhere: {headers.get(LOCATION)}. Name that with --url or {URL_VARIABLE}."
@@ -216,7 +216,7 @@ def _failed(status: int, body: bytes, headers: Mapping[str, str | None] = NO_HEA
 
 
 def _remedy(status: int, error: Mapping[str, Any]) -> str:
-    """The next step, where the service does not say it itself."""
+    """Return the next step where the service does not say it itself."""
     if status in (401, 403):
         return GIVE_A_KEY
     if status == 404:
@@ -225,7 +225,7 @@ def _remedy(status: int, error: Mapping[str, Any]) -> str:
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
-    """The members of an error of any dialect: wrapped in `error`, or flat."""
+    """Return the members of an error of any dialect: wrapped in `error`, or flat."""
     try:
         content = json.loads(body)
     except ValueError:

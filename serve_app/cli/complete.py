@@ -129,7 +129,7 @@ def explain(
 
 
 def read_prompt(argument: str | None) -> str:
-    """The argument, or all of stdin. Raises CommandFailed where there is neither."""
+    """Return the argument, or all of stdin. Raises CommandFailed where there is neither."""
     found = read_message(argument)
     if found is None:
         raise CommandFailed("There is no prompt: write one behind the command, or pipe one in.", Exit.MISUSED)
@@ -137,7 +137,7 @@ def read_prompt(argument: str | None) -> str:
 
 
 def read_message(argument: str | None) -> str | None:
-    """The argument, or all of stdin; None where a person sits at it. A pipe's last line break is none of it."""
+    """Return the argument, or all of stdin without its last line break; None where a person sits at it."""
     if argument not in (None, PIPE):
         return argument
     if argument is None and sys.stdin.isatty():
@@ -146,13 +146,13 @@ def read_message(argument: str | None) -> str | None:
 
 
 def common_length(texts: Sequence[str]) -> int:
-    """Characters at the beginning that all texts have alike."""
+    """Return how many characters all texts have alike at their beginning."""
     shortest = min(texts, key=len)
     return next((at for at, each in enumerate(shortest) if any(text[at] != each for text in texts)), len(shortest))
 
 
 def _show_compared(names: Sequence[str], texts: Sequence[str]) -> None:
-    """In columns where they are wide enough and somebody looks, otherwise one below the other."""
+    """Show texts in columns where these are wide enough and somebody looks, otherwise one below the other."""
     terminal = console()
     if is_watched() and terminal.width // len(names) >= LEAST_WIDTH:
         terminal.print(_table(names, [visible(text) for text in texts]))
@@ -162,7 +162,7 @@ def _show_compared(names: Sequence[str], texts: Sequence[str]) -> None:
 
 
 def _table(names: Sequence[str], texts: Sequence[str]) -> Table:
-    """What all have alike at their beginning is dim."""
+    """Return the texts in columns; what all have alike at their beginning is dim."""
     from rich.table import Table
     from rich.text import Text
 
@@ -212,7 +212,7 @@ def _show_part(part: Mapping[str, Any]) -> None:
 
 
 def _show_parameters(parameters: Mapping[str, Any]) -> None:
-    """What was sent and what the model or the dialect fills in first; everybody's defaults in one line."""
+    """Show what was sent and what the model or the dialect fills in; other defaults are counted in one line."""
     rows = [
         (name, value if isinstance(value := each["value"], str) else repr(value), origin)
         for origin in ("body", "model", "dialect")

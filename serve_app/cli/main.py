@@ -42,7 +42,7 @@ def _failed(failure: CommandFailed) -> int:
 
 
 def _failed_otherwise(error: Exception) -> int:
-    """A command line that nobody can read, a person's end of input, or a fault of ours."""
+    """Tell of a command line that cannot be read, a person's end of input, or a fault of ours."""
     import typer
     from typer.exceptions import TyperException
 
@@ -60,7 +60,7 @@ def _failed_otherwise(error: Exception) -> int:
 
 
 def _open_streams() -> None:
-    """Those that a shell closed (`>&-`) are nobody's, and a character that one cannot have is written out."""
+    """Open streams that a shell closed (`>&-`) on nothing, and write out characters that one cannot have."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
@@ -70,7 +70,7 @@ def _open_streams() -> None:
 
 
 def _left_by_reader(code: Exit) -> int:
-    """Whoever read us has gone, as `head` does, or the disk is full; what is still buffered is for nobody."""
+    """Drop what is still buffered: whoever read us has gone, as `head` does, or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 

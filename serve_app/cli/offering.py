@@ -46,12 +46,12 @@ class Offer:
 
 
 def offering(offers: Callable[[], Sequence[Offer]]) -> type[OfferingCommand]:
-    """A kind of command with these options beside those of its function, which finds them by `said`."""
+    """Return a kind of command with these options beside those of its function, which finds them by `said`."""
     return type("Offering", (OfferingCommand,), {"offers": staticmethod(cache(offers))})
 
 
 def said(context: typer.Context) -> dict[str, Any]:
-    """What was said of a table's options, and nothing of what was not."""
+    """Return what was said of a table's options, and nothing of what was not."""
     found: dict[str, Any] = context.meta.get(SAID, {})
     return found
 
@@ -81,7 +81,7 @@ class OfferingCommand(TyperCommand):
 
 
 def show_all(context: typer.Context, wanted: bool) -> None:
-    """Callback of `--help-all`: the help with every option of the table."""
+    """Show the help with every option of the table, for `--help-all`."""
     if not wanted:
         return
     options: list[Any] = list(context.command.get_params(context))
@@ -98,7 +98,7 @@ HelpAll = Annotated[
 
 
 def _options(offers: Sequence[Offer]) -> list[Any]:
-    """As typer makes them of a function's parameters."""
+    """Make options as typer makes them of a function's parameters."""
 
     def accept(**values: object) -> None:
         """Stands for the function that they would belong to."""
@@ -121,7 +121,7 @@ def _type(offer: Offer) -> Any:
 
 
 def _spread(words: Sequence[str], lists: frozenset[str]) -> list[str]:
-    """Each word behind an option that takes several, as if the option were written before it; none is an empty one."""
+    """Write an option that takes several words before each of them; before an empty one where there is none."""
     found: list[str] = []
     current: str | None = None
     for at, word in enumerate(words):
@@ -182,5 +182,5 @@ def service(url: str, key: str | None, dialect: str | None = None) -> Service:
 
 
 def streams(wanted: bool | None, *, as_json: bool) -> bool:
-    """Whether text is shown as it comes: where a person looks at it, unless it was said."""
+    """Return whether text is shown as it comes: where a person looks at it, unless it was said."""
     return (is_watched() if wanted is None else wanted) and not as_json

@@ -40,12 +40,12 @@ ANOTHER_NAME = "Another name of "
 
 
 def completion_offers() -> Sequence[Offer]:
-    """Of POST /v1/completions."""
+    """Return the options of POST /v1/completions."""
     return _offers("CompletionRequest")
 
 
 def chat_offers() -> Sequence[Offer]:
-    """Of POST /v1/chat/completions."""
+    """Return the options of POST /v1/chat/completions."""
     return _offers("ChatRequest")
 
 
@@ -88,7 +88,7 @@ def _offers(kind: str) -> list[Offer]:
 
 
 def _schemas(kind: str) -> Mapping[str, Any]:
-    """The parameters by name, as the service describes them."""
+    """Return the parameters by name, as the service describes them."""
     from serve_app.api.dialects import UNION
     from serve_app.api.forms.form import Terms
     from serve_app.api.limits import DEFAULT_LIMITS
@@ -101,7 +101,7 @@ def _schemas(kind: str) -> Mapping[str, Any]:
 
 
 def _panels() -> dict[str, str]:
-    """The panel of each parameter, by the group that declares it."""
+    """Return the panel of each parameter, by the group that declares it."""
     from serve_app.api.chat import ChatRequest
     from serve_app.api.parameters import declared
 
@@ -125,7 +125,7 @@ def _about(schema: Mapping[str, Any]) -> str:
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Of values; null is absence and none of them."""
+    """Return the types of a parameter's values, null left out."""
     found: set[str] = set()
     for each in schema.get("anyOf") or [schema]:
         kind = each.get("type", "string" if "enum" in each else "object")
@@ -139,7 +139,7 @@ def _metavar(schema: Mapping[str, Any]) -> str:
 
 
 def _value(name: str, value: object, schema: Mapping[str, Any]) -> object:
-    """A text that may stand for something else is read as JSON where it is."""
+    """Read a text as JSON where the parameter may be something else than a text."""
     kinds = _kinds(schema)
     if not isinstance(value, str) or kinds == {"string"}:
         return value

@@ -76,7 +76,7 @@ class Startup:
         return [each for each in self.applications.values() if each.state is State.FAILED]
 
     def seconds(self, now: float) -> float:
-        """Since the start."""
+        """Return the seconds since the start."""
         return now - self._started_at
 
     def update(self, told: Mapping[str, Any], now: float) -> list[News]:
@@ -102,7 +102,7 @@ class Events:
         os.set_blocking(descriptor, False)
 
     def new(self) -> list[dict[str, Any]]:
-        """Everything whole that came since; nothing where the writer has ended."""
+        """Return everything whole that came since; nothing where the writer has ended."""
         try:
             while piece := os.read(self._descriptor, 65_536):
                 self._rest += piece
@@ -116,7 +116,7 @@ class Events:
 
 
 def replicas_wanted(content: Mapping[str, Any]) -> dict[str, int]:
-    """By application of a cluster file, so many replicas as it says of all its deployments."""
+    """Return how many replicas the file wants of each application, all its deployments together."""
     return {
         str(each.get("name", "default")): max(1, sum(map(_number_of, each.get("deployments") or [{}])))
         for each in content.get("applications") or ()
@@ -238,7 +238,7 @@ def _line(application: Application) -> str:
 
 
 def _counts(application: Application) -> bool:
-    """Whether how many replicas run is worth a word."""
+    """Return whether the number of running replicas is worth a word."""
     return application.state is State.LOADING and application.num_wanted > 1
 
 

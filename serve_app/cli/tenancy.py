@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.check.document import UnreadableYaml, read_document
-from serve_app.cli.address import read_cluster_file
+from serve_app.cli.address import args_of, read_cluster_file
 from serve_app.cli.screen import CommandFailed, Exit, remark, say, say_json
 from serve_app.cli.up import runs_of
 from serve_app.tenants.admin_service import AdminService
@@ -76,7 +76,7 @@ def _opened(url: str, pepper: Path, file: str, *, begins: bool) -> tuple[TenantS
 
 
 def declared(file: str) -> object:
-    """The tenants of a file. Raises CommandFailed."""
+    """Return the tenants of a file. Raises CommandFailed."""
     try:
         document = read_document(Path(file).read_text(encoding="utf-8"))
     except UnreadableYaml as error:
@@ -93,7 +93,7 @@ def declared(file: str) -> object:
 
 
 def _who() -> str:
-    """The user's name, or number: in a container nobody need have a name."""
+    """Return the user's name, or number: in a container nobody need have a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -101,11 +101,9 @@ def _who() -> str:
 
 
 def store_of(file: str) -> tuple[str, str]:
-    """URL and file of the pepper. Raises CommandFailed where the cluster file names no store."""
-    applications = read_cluster_file(Path(file)).get("applications")
-    for application in applications if isinstance(applications, list) else ():
-        args = application.get("args") if isinstance(application, dict) else None
-        if isinstance(args, dict) and args.get("store"):
+    """Return the store's URL and the pepper's file. Raises CommandFailed where the cluster file names no store."""
+    for args in args_of(read_cluster_file(Path(file))):
+        if args.get("store"):
             return str(args["store"]), str(args.get("pepper") or DEFAULT_PEPPER)
     raise CommandFailed(
         f"{file} names no store: set `store: sqlite:///serve_app.db` in the args of its router's application."
@@ -113,7 +111,7 @@ def store_of(file: str) -> tuple[str, str]:
 
 
 def _lines(service: str, answer: dict[str, Any]) -> list[str]:
-    """The answer for a person."""
+    """Return the answer for a person."""
     match service:
         case "show_usage":
             told = ["  ".join(f"{name}={value}" for name, value in each.items()) for each in answer["data"]]

@@ -182,7 +182,7 @@ def _carry_out(service: str, arguments: dict[str, object], file: str, as_json: b
 
 
 def tenant_offers() -> Sequence[Offer]:
-    """Everything that can be said of a tenant."""
+    """Return an option for everything that can be said of a tenant."""
     fields, limits = _offers(FIELDS, OF_A_TENANT), _offers(LIMITS, OF_LIMITS)
     lists = [
         Offer(name=name, about=about, metavar="WORD …", is_list=True, panel=OF_A_TENANT)
@@ -192,13 +192,13 @@ def tenant_offers() -> Sequence[Offer]:
 
 
 def scope_offers() -> Sequence[Offer]:
-    """What a key is good for."""
+    """Return the option that says what a key is good for."""
     about = "infer, adapters:write, metrics, admin; usually infer."
     return [Offer(name="scopes", about=about, metavar="WORD …", is_list=True)]
 
 
 def read_fields(said: Mapping[str, Any]) -> dict[str, object]:
-    """What was said of a tenant and nothing else. Raises CommandFailed for what is no value."""
+    """Return what was said of a tenant and nothing else. Raises CommandFailed for what is no value."""
     fields: dict[str, object] = {name: _read(name, said[name]) for name in FIELDS if name in said}
     fields |= {name: words_of(said, name) for name in LISTS if name in said}
     limits = {name: _read(name, said[name]) for name in LIMITS if name in said}
@@ -206,7 +206,7 @@ def read_fields(said: Mapping[str, Any]) -> dict[str, object]:
 
 
 def words_of(said: Mapping[str, Any], name: str) -> list[str] | None:
-    """The words behind an option that takes several; None where it was not written."""
+    """Return the words behind an option that takes several; None where it was not written."""
     return [word for word in said[name] if word] if name in said else None
 
 

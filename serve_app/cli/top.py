@@ -47,7 +47,7 @@ def top(
 
 
 def drawn(seen: Board, url: str) -> Group:
-    """The board as tables."""
+    """Return the board as tables."""
     from rich.console import Group
     from rich.text import Text
 
@@ -111,12 +111,12 @@ class Look:
     series: Series
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of all series of that name that have these labels."""
+        """Return the sum of all series of that name that have these labels."""
         wanted = set(labels.items())
         return sum(value for (each, own), value in self.series.items() if each == PREFIX + name and wanted <= set(own))
 
     def gained(self, before: Look, name: str, **labels: str) -> float:
-        """By counters of that name that have these labels, since an earlier look.
+        """Return what counters of that name with these labels have gained since an earlier look.
 
         A series that one of the looks lacks has gained nothing that can be known: two looks may have reached two
         routers, of which each tells of itself alone. One that began anew has gained nothing.
@@ -129,7 +129,7 @@ class Look:
         )
 
     def labels(self, name: str, label: str) -> list[str]:
-        """Every value that a label has in the series of that name."""
+        """Return every value that a label has in the series of that name."""
         return sorted({dict(own).get(label, "") for each, own in self.series if each == PREFIX + name})
 
 
@@ -171,7 +171,7 @@ class Board:
 
 
 def read_look(text: str, at_s: float) -> Look:
-    """Of the text of GET /metrics."""
+    """Read the text of GET /metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
     series: dict[tuple[str, Labels], float] = {
@@ -184,7 +184,7 @@ def read_look(text: str, at_s: float) -> Look:
 
 
 def board(before: Look, now: Look) -> Board:
-    """Rates are of the time between the two."""
+    """Compare two looks; rates are of the time between them."""
     seconds = max(now.at_s - before.at_s, 1e-9)
     prompts = now.value("prompt_tokens_total")
     return Board(

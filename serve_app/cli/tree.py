@@ -50,7 +50,7 @@ class Hinting(TyperGroup):
 
 
 def command() -> Any:
-    """The whole tree, as typer carries it out."""
+    """Return the whole tree, as typer carries it out."""
     app = typer.Typer(
         name=NAME,
         cls=Hinting,

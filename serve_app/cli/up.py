@@ -18,7 +18,7 @@ from pathlib import Path
 from serve_app.api.paths import Path as Route
 from serve_app.check.document import Finding, Severity
 from serve_app.check.ray_environment import is_behind_haproxy
-from serve_app.cli.address import Address, address_of, read_cluster_file
+from serve_app.cli.address import Address, address_of, args_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
 from serve_app.cli.log_file import telling as telling_lines
@@ -156,7 +156,7 @@ def _tell_environment(*, has_haproxy: bool, is_quiet: bool) -> None:
 def _start(
     file: str, run: str, address: Address, log: Path | None, *, has_haproxy: bool, has_dashboard: bool
 ) -> Cluster:
-    """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
+    """Start the cluster in a session of its own: a Ctrl-C reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
     words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
     told = environment(os.environ, has_haproxy=has_haproxy, port=address.port) | {RUN_VARIABLE: run}
@@ -222,7 +222,7 @@ def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
 
 
 def _because(cluster: Cluster, loss: Loss) -> str:
-    """The lines that tell why, and where the others are."""
+    """Return the lines that tell why, and where the others are."""
     if cluster.writing is not None:
         cluster.writing.join(LAST_LINES_S)  # what was still on its way; others may hold the other end
     lines, session = told_by(cluster.log, loss.messages), session_of(cluster.process.pid)
@@ -256,7 +256,7 @@ def errors_of(file: Path) -> list[str]:
 
 
 def is_healthy(address: Address) -> bool:
-    """Whether the service answers there and every model of it has a replica; asked past any proxy."""
+    """Return whether every model of the service has a replica; asked past any proxy."""
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"{address}/health", timeout=2) as response:
@@ -266,12 +266,11 @@ def is_healthy(address: Address) -> bool:
 
 
 def welcome(address: Address, file: Path) -> str:
-    """What to try first, by hand and in a browser."""
-    applications = read_cluster_file(file)["applications"]
-    name = next((each["args"]["name"] for each in applications if "name" in (each.get("args") or {})), "demo")
+    """Return what to try first, by hand and in a browser."""
+    args = list(args_of(read_cluster_file(file)))
+    name = next((each["name"] for each in args if "name" in each), "demo")
     body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
-    asks = any((each.get("args") or {}).get("store") for each in applications)
-    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if asks else ""
+    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if any(each.get("store") for each in args) else ""
     return (
         f"\nReady on {address}. In a browser:\n\n  {address}{Route.CONSOLE}\n\nOr try:\n\n"
         f"  curl {address}/v1/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
@@ -304,7 +303,7 @@ def _stop(cluster: Cluster, told: LineTelling) -> int:
 
 
 def _kill(cluster: Cluster) -> None:
-    """Our child, and with it Ray's own processes, which die with theirs; `end_runs` sees to the rest."""
+    """Kill our child, and with it Ray's own processes, which die with theirs; `end_runs` sees to the rest."""
     cluster.process.kill()
     cluster.process.wait()
 
@@ -346,7 +345,7 @@ def _unread(file: str, found: Sequence[Process]) -> str:
 
 
 def _interrupt_serving(serving: Process) -> None:
-    """As a Ctrl-C would: `serve_app up`, whose id is its last argument, or the process itself where that has died."""
+    """Interrupt `serve_app up`, whose id is the last argument, or the process itself where that has died."""
     parent = int(serving.command.rpartition(" ")[2])
     if not send_to_parent(serving, parent, signal.SIGINT):
         send(serving, signal.SIGINT)

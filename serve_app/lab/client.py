@@ -182,7 +182,7 @@ class Client:
         return _merged([await self._answer(each) for each in requests], num_models=len(requests[0].asked.models))
 
     def _watched(self, requests: Sequence[Request], total: int) -> list[Completions]:
-        """Choices come as they end, in any order, and a bar says how many have."""
+        """Take choices as they end, in any order, while a bar says how many have."""
         display, parts, done, num_tokens = live(), [], 0, 0
         for request in requests:
             reading, started = Reading(asked=request.asked), time.monotonic()
@@ -214,7 +214,7 @@ class Client:
 
 
 def key_of_environment() -> str:
-    """The key that was set; NO_KEY where none was."""
+    """Return the key that was set; NO_KEY where none was."""
     return next(filter(None, map(os.environ.get, KEY_VARIABLES)), NO_KEY)
 
 
@@ -267,7 +267,7 @@ class Background:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """What it yields, in this thread; closing the iteration, or an interrupt, closes the source."""
+        """Yield what the source yields, in this thread; closing the iteration, or an interrupt, closes the source."""
         arrived: queue.SimpleQueue[T | Ended] = queue.SimpleQueue()
         future = asyncio.run_coroutine_threadsafe(_pour(source, arrived), self._loop)
         try:

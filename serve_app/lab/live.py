@@ -72,13 +72,13 @@ class NotebookLive(TerminalLive):
 
 
 def live() -> TerminalLive:
-    """What suits the place where this runs."""
+    """Return what suits the place where this runs."""
     shell = get_ipython()
     return NotebookLive() if getattr(shell, "kernel", None) is not None else TerminalLive()
 
 
 def series(text: str) -> pandas.DataFrame:
-    """A row per sample: its name, its labels in a column each, its value."""
+    """Return a row per sample: its name, its labels in a column each, its value."""
     rows = [
         {"name": sample.name, **sample.labels, "value": sample.value}
         for family in text_string_to_metric_families(text)
@@ -89,7 +89,7 @@ def series(text: str) -> pandas.DataFrame:
 
 
 def replicas(text: str) -> pandas.DataFrame:
-    """A row per replica: what it has in work, its free blocks, what it has done since it started."""
+    """Return a row per replica: what it has in work, its free blocks, what it has done since it started."""
     rows: dict[str, dict[str, object]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

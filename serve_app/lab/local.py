@@ -65,7 +65,7 @@ class Local:
 
 
 def find_or_start() -> Local:
-    """The service that `SERVE_APP_URL` names, or the one on port 8000, or a new one."""
+    """Return the service that `SERVE_APP_URL` names, or the one on port 8000, or a new one."""
     url = _named_url()
     return Local(url=url) if is_ready(url) else start()
 
@@ -125,7 +125,7 @@ def changed(
     router: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of a cluster file with the changes that `start` takes; the file's own keys stay beside them."""
+    """Return the content of a cluster file with the changes that `start` takes, beside the file's own keys."""
     made = copy.deepcopy(dict(content))
     for application in made["applications"]:
         has, deployment = application.get("args") or {}, application["deployments"][0]
@@ -139,7 +139,7 @@ def changed(
 
 
 def cluster_file() -> Path:
-    """The nearest one from here upwards. Raises FileNotFoundError."""
+    """Return the nearest one from here upwards. Raises FileNotFoundError."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / FILE).is_file():
@@ -148,17 +148,17 @@ def cluster_file() -> Path:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a service answers there and every model of it has a replica."""
+    """Return whether a service answers there and every model of it has a replica."""
     return _answers(url, "/health", {})
 
 
 def is_administered_by(key: str, url: str) -> bool:
-    """Whether a service that is ready answers this key what it answers administrators alone."""
+    """Return whether a service that is ready answers this key what it answers administrators alone."""
     return _answers(url, "/admin/tenants", {"X-Api-Key": key}) and is_ready(url)
 
 
 def administrators_key(file: Path, folder: Path) -> str:
-    """A new one, made by the command line in the store that the file names."""
+    """Return a new one, made by the command line in the store that the file names."""
     words = [sys.executable, "-m", "serve_app", "keys", "create", "--admin", "--file", str(file), "--json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, check=False, text=True)
     if done.returncode:
@@ -171,13 +171,13 @@ def _named_url() -> str:
 
 
 def _new_store() -> dict[str, str]:
-    """The router's `args` for tenants and keys in a folder of their own."""
+    """Return the router's `args` for tenants and keys in a folder of their own."""
     place = Path(tempfile.mkdtemp(prefix="lab-"))
     return {"store": f"sqlite:///{place / 'kept.db'}", "pepper": str(place / "pepper")}
 
 
 def _answers(url: str, path: str, headers: dict[str, str]) -> bool:
-    """Whether it answers 200. A proxy of the environment is for other machines, and never for this one."""
+    """Return whether it answers 200. A proxy of the environment is for other machines, never for this one."""
     host = urllib.parse.urlsplit(url).hostname or ""
     try:
         is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -61,12 +61,12 @@ class Wire:
                     yield chunk.model_dump()
 
     async def models(self) -> list[Mapping[str, Any]]:
-        """Every name that can be sent as `model`."""
+        """Return every name that can be sent as `model`."""
         found: list[Mapping[str, Any]] = json.loads(await self.text("/v1/models"))["data"]
         return found
 
     async def text(self, path: str) -> str:
-        """What is read at a path of the service."""
+        """Return what is read at a path of the service."""
         with self._told_by_the_service():
             return str(await self._openai.get(f"{self._url}{path}", cast_to=str))
 
@@ -123,7 +123,7 @@ class Request:
 def completion_requests(
     prompt: str | Sequence[Any], models: str | Sequence[str], dialect: str | None, parameters: Mapping[str, Any]
 ) -> list[Request]:
-    """One request, or as many as the prompts need at 256 each."""
+    """Return one request, or as many as the prompts need at 256 each."""
     prompts = prompts_of(prompt)
     parts = [prompts[at : at + MAX_PROMPTS] for at in range(0, len(prompts), MAX_PROMPTS)] or [prompts]
     return [_completion(part, prompt if len(parts) == 1 else list(part), models, dialect, parameters) for part in parts]
@@ -132,7 +132,7 @@ def completion_requests(
 def chat_request(
     messages: str | Sequence[Message], model: str, dialect: str | None, parameters: Mapping[str, Any]
 ) -> Request:
-    """A text is a user's only message."""
+    """Return the request of a chat; a text is a user's only message."""
     chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     asked = Asked(
         prompts=(shown_prompt(chat[-1]) if chat else "",),
@@ -144,7 +144,7 @@ def chat_request(
 
 
 def is_chat(prompt: object) -> bool:
-    """Whether it is a list of messages."""
+    """Return whether the prompt is a list of messages."""
     return isinstance(prompt, Sequence) and any(isinstance(each, Mapping) and "role" in each for each in prompt)
 
 

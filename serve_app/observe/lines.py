@@ -42,7 +42,7 @@ class Lines(logging.Formatter):
 
 
 def _requests_of(record: logging.LogRecord) -> dict[str, object]:
-    """Those that the line itself is about, else those that the work at hand is for."""
+    """Return the requests that the line itself is about, else those that the work at hand is for."""
     request_ids = getattr(record, "request_ids", ()) or REQUEST_IDS.get()
     if not request_ids:
         return {}
@@ -83,14 +83,14 @@ class GuardedFormatter(logging.Formatter):
         return line + "".join(f"\n{MARGIN}{escaped(each)}" for each in stack_of(error))
 
     def formatted(self, record: logging.LogRecord, message: str) -> str:
-        """The line without the stack."""
+        """Return the line without the stack."""
         guarded = logging.makeLogRecord(record.__dict__)
         guarded.msg, guarded.args, guarded.exc_info, guarded.exc_text = message, None, None, None
         return super().format(guarded)
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """With errors in it told by their kinds."""
+    """Return the message; errors in it are told by their kinds."""
     guarded = logging.makeLogRecord(record.__dict__)
     if isinstance(record.args, tuple):
         guarded.args = tuple(told(each) if isinstance(each, BaseException) else each for each in record.args)
@@ -98,12 +98,12 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def stack_of(error: BaseException | None) -> list[str]:
-    """Lines of the stack of an error and of those that led to it, the first first; none without an error."""
+    """Return the lines of the stack of an error and of those that led to it, the first first."""
     return [line for each in _chain(error) for line in _frames_of(each)]
 
 
 def told(error: BaseException) -> str:
-    """Its kind, with its message where that is the machine's."""
+    """Return an error's kind, with its message where that is the machine's."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     shown = str(error) if _is_of_the_machine(error) or os.environ.get(VARIABLE) == "1" else WITHHELD
@@ -111,12 +111,12 @@ def told(error: BaseException) -> str:
 
 
 def escaped(text: str) -> str:
-    """Without a character that ends a line or steers a terminal."""
+    """Return the text without a character that ends a line or steers a terminal."""
     return CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
-    """Whether nothing of a request gets into its message, as it may into what a client is told."""
+    """Return whether nothing of a request gets into its message, as it may into what a client is told."""
     module = type(error).__module__
     if isinstance(error, ServeError):
         return False

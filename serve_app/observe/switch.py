@@ -38,7 +38,7 @@ class Switch:
         self._trace: Tracing | None = None
 
     def turned(self, settings: TraceSettings | None) -> Tracing | None:
-        """What traces as these settings say; the same as before where they say the same.
+        """Return what traces as these settings say; the same as before where they say the same.
 
         Raises ValueError where they want tracing and the package for that is not there. Where the environment alone
         wants it, which may be meant for others, that is only logged.
@@ -70,7 +70,7 @@ def _made(settings: TraceSettings, *, must: bool) -> Tracing | None:
 
 
 def wanted(settings: TraceSettings | None, environ: Mapping[str, str]) -> TraceSettings | None:
-    """What the settings say, else the environment; None where nothing is to be traced."""
+    """Return what the settings say, else the environment; None where nothing is to be traced."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if settings is not None:

@@ -82,7 +82,7 @@ class Tracing:
 
 
 def carrier_of(headers: Headers) -> Mapping[str, str]:
-    """Of a request's headers those that say which trace it is part of; what is longer than they ever are is none."""
+    """Return the headers that say which trace a request is part of; one that is too long is left out."""
     return {name.decode(): value.decode() for name, value in headers if name in PROPAGATED and PLAIN.fullmatch(value)}
 
 
@@ -96,14 +96,14 @@ def tracing(endpoint: str | None, sample: float | None) -> Tracing:
 
 
 def address_of(endpoint: str | None) -> str | None:
-    """Where traces go: the endpoint is a receiver's address as in OTEL_EXPORTER_OTLP_ENDPOINT, or the whole address."""
+    """Return where traces go. An endpoint is a receiver as in OTEL_EXPORTER_OTLP_ENDPOINT, or the whole address."""
     if endpoint is None or endpoint.rstrip("/").endswith(PATH):
         return endpoint
     return endpoint.rstrip("/") + PATH
 
 
 def _is_named() -> bool:
-    """Whether the environment gives the service a name."""
+    """Return whether the environment gives the service a name."""
     return not str(Resource.create().attributes[SERVICE_NAME]).startswith("unknown_service")
 
 
@@ -139,7 +139,7 @@ def legs_of(story: Story, ended_at: float) -> Iterator[Leg]:
 def _of_prompt(
     prompt: PromptStats, placed: Mapping[str, str | int], *, entered_at: float, ended_at: float
 ) -> Iterator[Leg]:
-    """placed: what every span of the prompt tells"""
+    """Yield the legs of one prompt. placed: what each of their spans tells"""
     first_at = ended_at if prompt.first_at is None else prompt.first_at
     report = prompt.report
     stepped_at = first_at if report is None else min(entered_at + report.queue_s, first_at)
@@ -153,7 +153,7 @@ def _of_prompt(
 
 
 def of_story(story: Story, status: int, route: str) -> dict[str, Value]:
-    """Of the span of a whole request."""
+    """Return the attributes of the span of a whole request."""
     request = story.request
     is_chat, is_embedding = isinstance(request, ChatRequest), isinstance(request, EmbeddingRequest)
     found: dict[str, Value] = {

@@ -177,7 +177,7 @@ error, warning, note = (partial(verdict, severity) for severity in Severity)
 
 
 def exit_code_of(verdicts: Iterable[Verdict], *, was_seen: bool) -> int:
-    """1 where there is an error, 3 where there are warnings alone, 0 where neither.
+    """Return 1 where there is an error, 3 where there are warnings alone, 0 where neither.
 
     was_seen: whether a service ran and was looked at; where none did, what is otherwise sound is 4
     """

@@ -27,7 +27,7 @@ def run(file: str, *, url: str | None = None, as_json: bool = False) -> int:
 
 
 def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str, object]:
-    """One object: `exit_code`, `url`, and under `checks` each with its findings."""
+    """Return one object: `exit_code`, `url`, and under `checks` each with its findings."""
     checks = [
         {
             "name": check.name,
@@ -42,7 +42,7 @@ def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str,
 
 
 def lines_of(facts: Facts, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """A line per check that is sound, and each finding with what mends it."""
+    """Yield a line per check that is sound, and each finding with what mends it."""
     yield f"{facts.url or f'port {facts.port}: {NOT_SEEN}'}"
     for check in CHECKS:
         found = [each for each in verdicts if each.check == check.name]
