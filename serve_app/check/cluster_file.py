@@ -35,6 +35,7 @@ from serve_app.deployments.arguments import ModelArgs
 
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
 """Of an environment of which nothing is known."""
+EVERY_MODEL = "*"
 ON_SEVERAL_MACHINES = "EveryNode"
 """Written as `proxy_location`: what this machine lacks, another one may have."""
 
@@ -196,9 +197,6 @@ def _report(name: str, document: Document, findings: list[Finding]) -> Report:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-EVERY_MODEL = "*"
 
 
 def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from random import Random
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,9 +18,6 @@ from serve_app.cli.client import Service, ServiceFailed
 from serve_app.cli.offering import URL, AsJson, Dialect, Key, Model, Set, Url, service
 from serve_app.cli.parameters import parameters_of
 from serve_app.cli.screen import CommandFailed, Exit, console, remark, remarks, say_json, table
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 PATH = "/v1/completions"
 RUNNING = "running"
@@ -151,19 +148,15 @@ def _show(found: Report) -> None:
         f" {found.prompt_tokens} tokens of prompts, {found.cached_tokens} of them cached"
     )
     terminal.print()
-    terminal.print(_table(found))
+    spreads = {
+        "to the first token": found.first_token_s,
+        "between two pieces": found.gap_s,
+        "whole request": found.request_s,
+    }
+    rows = [(name, *map(_milliseconds, (each.p50, each.p95, each.max))) for name, each in spreads.items()]
+    terminal.print(table(("milliseconds", "p50", "p95", "longest"), rows, texts=1))
     for error, count in Counter(found.errors).most_common(MAX_ERRORS):
         remark(f"serve_app: {count} × {error}")
-
-
-def _table(found: Report) -> Table:
-    spreads = (
-        ("to the first token", found.first_token_s),
-        ("between two pieces", found.gap_s),
-        ("whole request", found.request_s),
-    )
-    rows = [(name, *map(_milliseconds, (each.p50, each.p95, each.max))) for name, each in spreads]
-    return table(("milliseconds", "p50", "p95", "longest"), rows, texts=1)
 
 
 def _milliseconds(seconds: float | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, overload
 
 import pandas
@@ -71,9 +70,9 @@ class Completions(Sequence[Completion]):
     """
 
     choices: tuple[Completion, ...]
-    usage: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    usage: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    told: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    told: Mapping[str, str] = field(default_factory=dict)
 
     @overload
     def __getitem__(self, at: int) -> Completion: ...
