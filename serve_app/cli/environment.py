@@ -13,6 +13,18 @@ from serve_app.check.ray_environment import AUTH_MODE, HAPROXY, HAPROXY_BINARY, 
 
 RUN_VARIABLE = "SERVE_APP_RUN"
 """Inherited by every process of a cluster that `serve_app up` started; its value names the run."""
+LOOPBACK = "127.0.0.1"
+INNER_PORTS = {
+    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
+    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
+    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
+    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
+}
+"""Where HAProxy and Serve's fallback proxy listen beside the service, unless these variables say otherwise."""
+IN_PLACE = Path(__file__).with_name("haproxy.sh")
+"""What Serve starts as HAProxy; it binds HAProxy's statistics to loopback and bounds how long headers may take."""
+OURS_VARIABLE = "SERVE_APP_HAPROXY"
+"""Which program `haproxy.sh` becomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +80,7 @@ HAPROXY_SETTINGS = (
 )
 # fmt: on
 
-LOOPBACK = "127.0.0.1"
-INNER_PORTS = {
-    "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
-    "RAY_SERVE_HAPROXY_METRICS_PORT": 9101,
-    "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": 8500,
-    "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
-}
-"""Where HAProxy and Serve's fallback proxy listen beside the service, unless these variables say otherwise."""
 PLAIN_PROXY = Setting(HAPROXY, "0", "Serve's Python proxy accepts clients")
-IN_PLACE = Path(__file__).with_name("haproxy.sh")
-"""What Serve starts as HAProxy; it binds HAProxy's statistics to loopback and bounds how long headers may take."""
-OURS_VARIABLE = "SERVE_APP_HAPROXY"
-"""Which program `haproxy.sh` becomes."""
 
 
 def loopback_haproxy(base: Mapping[str, str]) -> tuple[Setting, ...]:

@@ -14,6 +14,9 @@ from typer.core import TyperCommand
 from serve_app.cli.client import Service
 from serve_app.cli.screen import DEFAULT_URL, KEY_VARIABLES, URL_VARIABLE, is_watched
 
+CLUSTER_FILE = "cluster.yaml"
+URL = DEFAULT_URL
+CONNECTION = "Which service"
 SAID = "serve_app.said"
 """Where a context keeps what was said of a table's options, by name."""
 SWITCH = ""
@@ -135,8 +138,6 @@ def _spread(words: Sequence[str], lists: frozenset[str]) -> list[str]:
     return found
 
 
-CONNECTION = "Which service"
-
 Url = Annotated[
     str,
     typer.Option("--url", envvar=URL_VARIABLE, show_envvar=True, help="Of the service.", rich_help_panel=CONNECTION),
@@ -171,9 +172,6 @@ Stream = Annotated[
 ]
 Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="The default now; goes with the next version.")]
 ClusterFile = Annotated[str, typer.Argument(metavar="[FILE]", help="The cluster file.")]
-
-CLUSTER_FILE = "cluster.yaml"
-URL = DEFAULT_URL
 
 
 def service(url: str, key: str | None, dialect: str | None = None) -> Service:

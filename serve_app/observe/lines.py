@@ -13,6 +13,13 @@ from datetime import UTC, datetime
 from serve_app.core.errors import ServeError
 from serve_app.core.log_context import REQUEST_IDS
 
+VARIABLE = "SERVE_APP_LOG_MESSAGES"
+"""Set to 1, messages of all errors are logged; some hold what a client sent."""
+WITHHELD = f"(message withheld: it may hold what a client sent; {VARIABLE}=1 shows it)"
+OURS, TORCHS = "serve_app.", "torch"
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+MARGIN = "  | "
+
 
 class Lines(logging.Formatter):
     """Formats a line of the log, guarded as `GuardedFormatter` does, with its time in UTC and its requests.
@@ -62,14 +69,6 @@ def _time_of(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-VARIABLE = "SERVE_APP_LOG_MESSAGES"
-"""Set to 1, messages of all errors are logged; some hold what a client sent."""
-WITHHELD = f"(message withheld: it may hold what a client sent; {VARIABLE}=1 shows it)"
-OURS, TORCHS = "serve_app.", "torch"
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-MARGIN = "  | "
-
-
 class GuardedFormatter(logging.Formatter):
     """One line per record, whatever is in it, so that none passes for another; the lines of a stack have a margin.
 
@@ -78,15 +77,11 @@ class GuardedFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = self.formatted(record, escaped(message_of(record)))
-        error = record.exc_info[1] if record.exc_info else None
-        return line + "".join(f"\n{MARGIN}{escaped(each)}" for each in stack_of(error))
-
-    def formatted(self, record: logging.LogRecord, message: str) -> str:
-        """Return the line without the stack."""
         guarded = logging.makeLogRecord(record.__dict__)
-        guarded.msg, guarded.args, guarded.exc_info, guarded.exc_text = message, None, None, None
-        return super().format(guarded)
+        guarded.msg, guarded.args = escaped(message_of(record)), None
+        guarded.exc_info = guarded.exc_text = None
+        stack = stack_of(record.exc_info[1] if record.exc_info else None)
+        return super().format(guarded) + "".join(f"\n{MARGIN}{escaped(each)}" for each in stack)
 
 
 def message_of(record: logging.LogRecord) -> str:
