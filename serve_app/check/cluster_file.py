@@ -14,9 +14,8 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
-from serve_app.check.document import Document, UnreadableYaml, read_document
+from serve_app.check.document import Document, Finding, Path, Severity, UnreadableYaml, read_document, spelled
 from serve_app.check.door import check_door, deployments_of, routers_of
-from serve_app.check.findings import Finding, Path, Severity, spelled
 from serve_app.check.folders import check_device, check_model
 from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
 from serve_app.check.memory import (
@@ -36,6 +35,7 @@ from serve_app.deployments.arguments import ModelArgs
 
 UNKNOWN: Mapping[str, str] = MappingProxyType({})
 """Of an environment of which nothing is known."""
+EVERY_MODEL = "*"
 ON_SEVERAL_MACHINES = "EveryNode"
 """Written as `proxy_location`: what this machine lacks, another one may have."""
 
@@ -197,9 +197,6 @@ def _report(name: str, document: Document, findings: list[Finding]) -> Report:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-EVERY_MODEL = "*"
 
 
 def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[Finding]:

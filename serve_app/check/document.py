@@ -1,16 +1,42 @@
-"""Reads YAML and remembers on which line each key stands."""
+"""Reads YAML and remembers on which line each key stands; what is found at a place of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import yaml
 
-from serve_app.check.findings import Finding, Path
-
 MERGE_KEY = "tag:yaml.org,2002:merge"
+Path = tuple[str | int, ...]
+"""Keys and list indices from the top of the file down to a value."""
+
+
+class Severity(StrEnum):
+    """Only an error keeps the file from being served."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One line of the report; `path` is where in the file, empty for the file as a whole."""
+
+    path: Path
+    message: str
+    severity: Severity = Severity.ERROR
+
+
+def spelled(path: Path) -> str:
+    """The path as a person would write it: `applications[0].args.name`."""
+    text = ""
+    for step in path:
+        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else step
+    return text
 
 
 class UnreadableYaml(Exception):

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from serve_app.check.findings import Finding, Path, Severity, spelled
-from serve_app.check.haproxy import HAPROXY, is_behind_haproxy, tls_files
-from serve_app.check.ray_token import check_ray_token
+from serve_app.check.document import Finding, Path, Severity, spelled
+from serve_app.check.ray_environment import AUTH_MODE, HAPROXY, TOKEN, is_behind_haproxy, tls_files
 from serve_app.core.machine import is_loopback
 from serve_app.deployments.apps import ACCOUNTS_DEPLOYMENT, ROUTER_DEPLOYMENT, router
 
@@ -47,11 +46,23 @@ def check_door(data: dict[str, Any], *, environment: Mapping[str, str]) -> Itera
     if is_outside and not open_doors:
         yield Finding(path=("http_options", "host"), message=f"{host} is {SHOULD_BOUND}", severity=Severity.WARNING)
     if is_outside:
-        yield from check_ray_token(host, environment)
+        yield from _check_ray_token(host, environment)
     yield from _check_tls(data, has_haproxy=has_haproxy)
     yield from _check_port(options.get("port") if isinstance(options, dict) else None)
     yield from _check_grpc(data)
     yield from _check_accounts(data)
+
+
+def _check_ray_token(host: str, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yield an error where whoever reaches the host runs code there. Ray wants its token if nothing is said."""
+    found = environment.get(AUTH_MODE, TOKEN)
+    if found.lower() != TOKEN:  # as Ray reads it
+        message = (
+            f'{host} is reachable from outside, and there {AUTH_MODE} must be "{TOKEN}" or not be set, as without it'
+            f" whoever reaches Ray's own ports runs code here; found {found!r} in your environment: unset it, or"
+            " bind 127.0.0.1"
+        )
+        yield Finding(path=("http_options", "host"), message=message)
 
 
 def _check_tls(data: Mapping[str, Any], *, has_haproxy: bool) -> Iterator[Finding]:

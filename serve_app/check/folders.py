@@ -11,7 +11,7 @@ from serve_app.catalog.adapters import WEIGHTS, read_records
 from serve_app.catalog.defaults import chat_templates_of
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
-from serve_app.check.findings import Finding, Path, Severity
+from serve_app.check.document import Finding, Path, Severity
 from serve_app.check.single import judged_adapters
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import default_sampling_of, embedding_form_of, engine_config

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from ray.runtime_env import RuntimeEnv
 
-from serve_app.check.findings import Finding, Path
+from serve_app.check.document import Finding, Path
 
 PASSWORD = re.compile(r"://[^@/\s]*@")
 """Of a URL, with the user's name."""

@@ -12,8 +12,8 @@ from ray._private.utils import get_num_cpus
 from ray.serve import Deployment
 
 from serve_app.catalog.files import CatalogError
+from serve_app.check.document import Finding, Path, Severity
 from serve_app.check.door import deployments_of
-from serve_app.check.findings import Finding, Path, Severity
 from serve_app.check.folders import Needs, needs_of
 from serve_app.deployments.apps import FRONT_DEPLOYMENT
 from serve_app.deployments.arguments import ModelArgs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,21 @@ def address_of(file: str, port: int | None = None) -> Address:
 
 
 def read_cluster_file(file: Path) -> dict[str, Any]:
-    """Its content; empty where it cannot be read or is no mapping."""
+    """Return the file's content; empty where it cannot be read or is no mapping."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def args_of(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the `args` of each application of a cluster file, whatever its shape."""
+    applications = content.get("applications")
+    for each in applications if isinstance(applications, list) else ():
+        args = each.get("args") if isinstance(each, dict) else None
+        if isinstance(args, dict):
+            yield args
 
 
 def _is_ipv6(host: str) -> bool:

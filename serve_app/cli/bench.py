@@ -1,31 +1,32 @@
-"""Measures a service under load and tells what it was worth."""
+"""Puts load on a service and reports what it was worth."""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
-
-from serve_app.cli.client import Service
-from serve_app.cli.screen import CommandFailed, Exit, console, remark, remarks, say_json, table
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.table import Table
-
-
 import math
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import field
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from random import Random
+from typing import Annotated
 
-from serve_app.cli.client import ServiceFailed
+import typer
 
+from serve_app.cli.client import Service, ServiceFailed
+from serve_app.cli.offering import URL, AsJson, Dialect, Key, Model, Set, Url, service
+from serve_app.cli.parameters import parameters_of
+from serve_app.cli.screen import CommandFailed, Exit, console, remark, remarks, say_json, table
+
+PATH = "/v1/completions"
+RUNNING = "running"
+WORDS = (
+    "the old owl looks at a small boat on its way over quiet water while morning light falls through tall trees",
+    "and somebody far away sings of rain bread stars a red door two brave mice and winter",
+)
+ROUNDING = 1e-9
+"""By which a product of floats may be too large."""
 MAX_ERRORS = 3
 """Kinds of errors that are told in words."""
 
@@ -59,18 +60,38 @@ class Report:
     errors: dict[str, int]
 
 
-def bench_service(service: Service, model: str | None, load: Load, *, as_json: bool) -> int:
-    """One request to warm up, then the load. Raises CommandFailed where nothing of it was answered."""
-    name = service.default_model(model)
-    bodies = load.bodies(name)
-    first = ask(service, {**next(load.bodies(name)), "max_tokens": 1})
-    if first.error is not None:
-        raise CommandFailed(first.error, first.code)
+def bench(
+    context: typer.Context,
+    target: Annotated[str, typer.Argument(metavar="[URL|running]", help="The service that is asked.")] = RUNNING,
+    model: Model = None,
+    clients: Annotated[int, typer.Option("--clients", "-c", min=1, max=1024, help="At once, each asking anew.")] = 4,
+    requests: Annotated[int, typer.Option("--requests", "-n", min=1, help="In all.")] = 32,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of each completion.")] = 64,
+    prompt_words: Annotated[int, typer.Option("--prompt-words", min=1, help="Of each prompt; no two are alike.")] = 32,
+    set_: Set = None,
+    url: Url = URL,
+    key: Key = None,
+    dialect: Dialect = None,
+    as_json: AsJson = False,
+) -> int:
+    """Put load on a service, and report what it was worth."""
+    load = Load(
+        num_clients=clients,
+        num_requests=requests,
+        max_tokens=max_tokens,
+        num_words=prompt_words,
+        parameters=parameters_of(context, set_, kind="CompletionRequest"),
+    )
+    asked = service(url if target == RUNNING else target, key, dialect)
+    name = asked.default_model(model)
+    warming = ask(asked, {**next(load.bodies(name)), "max_tokens": 1})
+    if warming.error is not None:
+        raise CommandFailed(warming.error, warming.code)
     with _progress(load.num_requests) as told:
         started = time.perf_counter()
-        answers = drive(service, bodies, num_clients=load.num_clients, told=told)
+        answers = drive(asked, load.bodies(name), num_clients=clients, told=told)
         seconds = time.perf_counter() - started
-    found = report(answers, model=name, num_clients=load.num_clients, seconds=seconds)
+    found = report(answers, model=name, num_clients=clients, seconds=seconds)
     if as_json:
         say_json(asdict(found))
     else:
@@ -79,7 +100,7 @@ def bench_service(service: Service, model: str | None, load: Load, *, as_json: b
 
 
 def report(answers: Sequence[Answer], *, model: str, num_clients: int, seconds: float) -> Report:
-    """Of what was answered; what failed counts as such and in no time."""
+    """Return what the answers came to. One that failed counts as failed, and in no time."""
     good = [each for each in answers if each.error is None]
     tokens = sum(each.output_tokens for each in good)
     return Report(
@@ -106,7 +127,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[Answer], object]]:
-    """A bar on stderr, where a person looks at it."""
+    """Show a bar on stderr where a person looks at it."""
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
@@ -127,34 +148,19 @@ def _show(found: Report) -> None:
         f" {found.prompt_tokens} tokens of prompts, {found.cached_tokens} of them cached"
     )
     terminal.print()
-    terminal.print(_table(found))
+    spreads = {
+        "to the first token": found.first_token_s,
+        "between two pieces": found.gap_s,
+        "whole request": found.request_s,
+    }
+    rows = [(name, *map(_milliseconds, (each.p50, each.p95, each.max))) for name, each in spreads.items()]
+    terminal.print(table(("milliseconds", "p50", "p95", "longest"), rows, texts=1))
     for error, count in Counter(found.errors).most_common(MAX_ERRORS):
         remark(f"serve_app: {count} × {error}")
 
 
-def _table(found: Report) -> Table:
-    spreads = (
-        ("to the first token", found.first_token_s),
-        ("between two pieces", found.gap_s),
-        ("whole request", found.request_s),
-    )
-    rows = [(name, *map(_milliseconds, (each.p50, each.p95, each.max))) for name, each in spreads]
-    return table(("milliseconds", "p50", "p95", "longest"), rows, texts=1)
-
-
 def _milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{1000 * seconds:.1f}"
-
-
-PATH = "/v1/completions"
-WORDS = (
-    "the old owl looks at a small boat on its way over quiet water while morning light falls through tall trees",
-    "and somebody far away sings of rain bread stars a red door two brave mice and winter",
-)
-
-
-ROUNDING = 1e-9
-"""By which a product of floats may be too large."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +174,7 @@ class Load:
     parameters: Mapping[str, object] = field(default_factory=dict)
 
     def bodies(self, model: str) -> Iterator[dict[str, object]]:
-        """Requests of which no two prompts begin alike, the same every time; each runs to its full length."""
+        """Yield requests whose prompts begin differently, the same ones every time; each runs to its full length."""
         random, words = Random(self.num_requests), " ".join(WORDS).split()  # nosec B311 # prompts
         for number in range(self.num_requests):
             prompt = " ".join([f"{number}:", *random.choices(words, k=self.num_words)])  # nosec B311
@@ -202,7 +208,7 @@ class Answer:
 def drive(
     service: Service, bodies: Iterator[dict[str, object]], *, num_clients: int, told: Callable[[Answer], object]
 ) -> list[Answer]:
-    """All requests by so many threads; an answer of each, errors among them. `told` hears of each in its thread."""
+    """Send all requests by so many threads, and return an answer of each, errors among them."""
     answers: list[Answer] = []
     lock = threading.Lock()
 
@@ -226,7 +232,7 @@ def drive(
 
 
 def ask(service: Service, body: Mapping[str, object]) -> Answer:
-    """One request; never raises for what the service does."""
+    """Send one request. What the service does wrong is in the answer and raises nothing."""
     answer = Answer(sent_at=time.perf_counter())
     try:
         for event in service.events(PATH, body):
@@ -242,6 +248,6 @@ def ask(service: Service, body: Mapping[str, object]) -> Answer:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The least value that so many of all are not above (nearest rank); None of none."""
+    """Return the least value that so many of all are not above (nearest rank); None of none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered) - ROUNDING) - 1)] if ordered else None

@@ -7,24 +7,62 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import MappingProxyType
+from typing import Annotated
 from urllib.parse import quote
 
+import typer
+
 from serve_app.cli.client import Service, ServiceFailed
+from serve_app.cli.complete import read_message
+from serve_app.cli.offering import URL, AsJson, Dialect, HelpAll, Key, Model, Set, Stream, Url, service, streams
+from serve_app.cli.parameters import parameters_of
 from serve_app.cli.screen import Exit, remark, say, say_json, whole_lines, write
 
 PATH = "/v1/chat/completions"
 PROMPT = ">>> "
+Message = Mapping[str, str]
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "/help": "this list",
+        "/model NAME": "go on with another model; without a name, the one that answers",
+        "/system TEXT": "say what the model is to be, and begin anew; without a text, no such message",
+        "/reset": "forget all that was said",
+        "/history": "everything that was said",
+        "/exit": "end; Ctrl-D does, too",
+    }
+)
 
 
-def answer_once(service: Service, chat: Chat, text: str, *, streams: bool, as_json: bool) -> int:
-    """Answer one message and end. Raises ServiceFailed."""
-    asked = chat.asked(text)
-    if streams:
+def chat(
+    context: typer.Context,
+    message: Annotated[str | None, typer.Argument(help="One message, answered at once; a pipe is read.")] = None,
+    model: Model = None,
+    system: Annotated[
+        str | None, typer.Option("--system", "-s", help="The message that says what the model is to be.")
+    ] = None,
+    stream: Stream = None,
+    set_: Set = None,
+    url: Url = URL,
+    key: Key = None,
+    dialect: Dialect = None,
+    as_json: AsJson = False,
+    help_all: HelpAll = False,
+) -> int:
+    """Talk with a model; with a message, or a pipe, answer that alone."""
+    asked = service(url, key, dialect)
+    parameters = parameters_of(context, set_, kind="ChatRequest")
+    begun = Chat.begun(asked.default_model(model), system=system, parameters=parameters)
+    text = read_message(message)
+    if text is None:
+        return talk(asked, begun)
+    sent = begun.asked(text)
+    if streams(stream, as_json=as_json):
         with whole_lines():
-            for piece in _pieces(service, asked):
+            for piece in _pieces(asked, sent):
                 write(piece)
         return Exit.DONE
-    answer = service.json(PATH, asked.body(), member="choices")
+    answer = asked.json(PATH, sent.body(), member="choices")
     if as_json:
         say_json(answer)
     else:
@@ -33,8 +71,9 @@ def answer_once(service: Service, chat: Chat, text: str, *, streams: bool, as_js
 
 
 def talk(service: Service, chat: Chat) -> int:
-    """Go on until a person ends it; a failure ends one answer, and Ctrl-C what is being written."""
-    _edit_lines()
+    """Talk until a person ends it. A failure ends one answer; Ctrl-C ends what is being written."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401 - arrows and former lines at the prompt
     remark(f"{chat.model} at {service.url}. /help lists commands; Ctrl-D ends.")
     current: Chat | None = chat
     while current is not None:
@@ -52,7 +91,7 @@ def talk(service: Service, chat: Chat) -> int:
 
 
 def _turned(service: Service, chat: Chat, line: str) -> Chat | None:
-    """The chat behind this line; None where it ended."""
+    """Return the chat after this line; None where the line ended it."""
     if line.startswith("/"):
         turn = commanded(chat, line)
         if turn.chat is not None and turn.chat.model != chat.model:
@@ -68,7 +107,7 @@ def _turned(service: Service, chat: Chat, line: str) -> Chat | None:
 
 
 def _answered(service: Service, chat: Chat, text: str) -> Chat:
-    """With the message and its answer; without either where nothing came."""
+    """Return the chat with the message and its answer; without either where nothing came."""
     asked, answer = chat.asked(text), ""
     try:
         with contextlib.closing(_pieces(service, asked)) as pieces:
@@ -85,7 +124,7 @@ def _answered(service: Service, chat: Chat, text: str) -> Chat:
 
 
 def _pieces(service: Service, chat: Chat) -> Generator[str]:
-    """What the model says, as it comes; calls of tools as it writes them."""
+    """Yield what the model says as it comes, and calls of tools as it writes them."""
     with contextlib.closing(service.events(PATH, chat.body())) as events:
         for event in events:
             for choice in event["choices"][:1]:
@@ -94,26 +133,6 @@ def _pieces(service: Service, chat: Chat) -> Generator[str]:
                 for call in delta.get("tool_calls") or ():
                     function = call.get("function") or {}
                     yield (function.get("name") or "") + (function.get("arguments") or "")
-
-
-def _edit_lines() -> None:
-    """Arrows and former lines at the prompt, where Python has readline."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
-
-
-Message = Mapping[str, str]
-
-COMMANDS: Mapping[str, str] = MappingProxyType(
-    {
-        "/help": "this list",
-        "/model NAME": "go on with another model; without a name, the one that answers",
-        "/system TEXT": "say what the model is to be, and begin anew; without a text, no such message",
-        "/reset": "forget all that was said",
-        "/history": "everything that was said",
-        "/exit": "end; Ctrl-D does, too",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,15 +154,15 @@ class Chat:
         return tuple(each for each in self.messages if each["role"] == "system")
 
     def asked(self, text: str) -> Chat:
-        """With a person's message."""
+        """Return the chat with a person's message."""
         return replace(self, messages=(*self.messages, {"role": "user", "content": text}))
 
     def answered(self, text: str) -> Chat:
-        """With the model's."""
+        """Return the chat with the model's answer."""
         return replace(self, messages=(*self.messages, {"role": "assistant", "content": text}))
 
     def body(self) -> dict[str, object]:
-        """The request whose answer goes on with it."""
+        """Return the request whose answer goes on with the chat."""
         return {**self.parameters, "model": self.model, "messages": list(self.messages)}
 
 
@@ -179,10 +198,6 @@ def commanded(chat: Chat, line: str) -> Turn:
         case "/exit" | "/quit":
             return Turn(chat=None)
         case _:
-            return Turn(chat=chat, said=_unknown(name))
-
-
-def _unknown(name: str) -> str:
-    near = get_close_matches(name, [each.partition(" ")[0] for each in COMMANDS], n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"There is no {name}.{hint} /help lists what there is."
+            near = get_close_matches(name, [each.partition(" ")[0] for each in COMMANDS], n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            return Turn(chat=chat, said=f"There is no {name}.{hint} /help lists what there is.")

@@ -8,7 +8,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -57,7 +57,7 @@ class Service:
     timeout_s: float = TIMEOUT_S
 
     def json(self, path: str, body: Mapping[str, object] | None = None, *, member: str | None) -> Any:
-        """What it answers; a body is posted. Raises ServiceFailed.
+        """Return the service's answer; a body is posted. Raises ServiceFailed.
 
         member: that the answer has, whatever else is in it; None where it is a list
         """
@@ -70,36 +70,35 @@ class Service:
         return answer
 
     def text(self, path: str, *, word: str) -> str:
-        """What it answers that is no JSON, and has this word in it. Raises ServiceFailed."""
+        """Return an answer that is no JSON and has this word in it. Raises ServiceFailed."""
         content = self._whole(path, None).decode("utf-8", "replace")
         if word not in content:
             raise _stranger(self.url)
         return content
 
     def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, Any]]:
-        """The events of a stream; closing the iteration frees the service. Raises ServiceFailed."""
-        with closing(self._open(path, {**body, "stream": True})) as response:
-            has_ended = False
-            for data in _data(response, self.url):
-                if data == END:
-                    has_ended = True
+        """Yield the events of a stream; closing the iteration frees the service. Raises ServiceFailed."""
+        has_ended = False
+        with closing(self._open(path, {**body, "stream": True})) as response, _unbroken(self.url):
+            for line in response:
+                if not line.startswith(b"data:"):
                     continue
-                event = _event(data, self.url)
-                if "error" in event:
-                    raise _failed(500, json.dumps(event).encode())
-                yield event
-            if not has_ended:
-                raise _broken(self.url)
+                data = line[5:].decode().strip()
+                has_ended = has_ended or data == END
+                if data != END:
+                    yield _event(json.loads(data), self.url)
+        if not has_ended:
+            raise _broken(self.url)
 
     def models(self) -> list[dict[str, Any]]:
-        """Every name that can be sent as `model`. Raises ServiceFailed."""
+        """Return every name that can be sent as `model`. Raises ServiceFailed."""
         listed = self.json("/v1/models", member="data")["data"]
         if not isinstance(listed, list):
             raise _stranger(self.url)
         return listed
 
     def default_model(self, model: str | None) -> str:
-        """The model that was named, or the first that is served. Raises ServiceFailed."""
+        """Return the model that was named, or the first that is served. Raises ServiceFailed."""
         if model is not None:
             return model
         listed = self.models()
@@ -116,8 +115,8 @@ class Service:
         return "No model is served to this key. `serve_app models` lists what is."
 
     def _whole(self, path: str, body: Mapping[str, object] | None) -> bytes:
-        with closing(self._open(path, body)) as response:
-            return _read(response, self.url)
+        with closing(self._open(path, body)) as response, _unbroken(self.url):
+            return response.read()
 
     def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
         check_url(self.url)
@@ -127,15 +126,16 @@ class Service:
             request = urllib.request.Request(self.url.rstrip("/") + path, data, self._headers())
             opened = opener_of(self.url).open(request, timeout=self.timeout_s)
         except urllib.error.HTTPError as error:
-            with error:
+            with error, _unbroken(self.url):
                 told = {name: error.headers.get(name) for name in (RETRY_AFTER, LOCATION)}
-                raise _failed(error.code, _read(error, self.url), told) from error
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            if isinstance(error, http.client.HTTPException) and not isinstance(error, OSError):
-                raise _stranger(self.url) from error  # it speaks something else
+                content = error.read()
+            raise _failed(error.code, content, told) from error
+        except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             message = f"No service answers at {self.url}: {reason}. {START_ONE}"
             raise ServiceFailed(message, Exit.UNREACHABLE) from error
+        except http.client.HTTPException as error:  # it speaks something else
+            raise _stranger(self.url) from error
         response: http.client.HTTPResponse = opened
         return response
 
@@ -171,49 +171,39 @@ def check_key(key: str | None) -> None:
 
 
 def opener_of(url: str) -> urllib.request.OpenerDirector:
-    """What opens it: a proxy of the environment is for other machines, and never for this one."""
+    """Return what opens the URL. A proxy of the environment is for other machines, never for this one."""
     is_here = is_loopback(urllib.parse.urlsplit(url).hostname or "")
     return urllib.request.build_opener(Staying, *([urllib.request.ProxyHandler({})] if is_here else []))
 
 
 def query(path: str, **members: str | None) -> str:
-    """The path with what was said of it."""
+    """Return the path with a query of the members that are given."""
     said = {name: value for name, value in members.items() if value is not None}
     return f"{path}?{urllib.parse.urlencode(said)}" if said else path
 
 
-def _data(response: http.client.HTTPResponse, url: str) -> Iterator[str]:
-    """The data of each event, as it comes."""
+@contextmanager
+def _unbroken(url: str) -> Iterator[None]:
+    """Read an answer; raises ServiceFailed where it breaks off, perhaps within a character or an event."""
     try:
-        for line in response:
-            if line.startswith(b"data:"):
-                yield line[5:].decode().strip()
-    except (OSError, http.client.HTTPException, UnicodeDecodeError) as error:
+        yield
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise _broken(url) from error
 
 
-def _event(data: str, url: str) -> dict[str, Any]:
-    """One event of a stream, which may have broken off within it."""
-    try:
-        event = json.loads(data)
-    except ValueError as error:
-        raise _broken(url) from error
+def _event(event: Any, url: str) -> dict[str, Any]:
+    """Return one event of a stream. Raises ServiceFailed for an error and for what is no event."""
     if not isinstance(event, dict):
         raise _broken(url)
-    if "error" not in event and "choices" not in event:
+    if "error" in event:
+        raise _failed(500, json.dumps(event).encode())
+    if "choices" not in event:
         raise _stranger(url)
     return event
 
 
-def _read(response: http.client.HTTPResponse | urllib.error.HTTPError, url: str) -> bytes:
-    try:
-        return response.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise _broken(url) from error
-
-
 def _failed(status: int, body: bytes, headers: Mapping[str, str | None] = NO_HEADERS) -> ServiceFailed:
-    """In the service's own words, and with the next step."""
+    """Return the error in the service's own words, with the next step."""
     error, retry_after = _error_of(body), headers.get(RETRY_AFTER)
     if 300 <= status < 400:
         message = f"The service is elsewhere: {headers.get(LOCATION)}. Name that with --url or {URL_VARIABLE}."
@@ -226,7 +216,7 @@ def _failed(status: int, body: bytes, headers: Mapping[str, str | None] = NO_HEA
 
 
 def _remedy(status: int, error: Mapping[str, Any]) -> str:
-    """The next step, where the service does not say it itself."""
+    """Return the next step where the service does not say it itself."""
     if status in (401, 403):
         return GIVE_A_KEY
     if status == 404:
@@ -235,7 +225,7 @@ def _remedy(status: int, error: Mapping[str, Any]) -> str:
 
 
 def _error_of(body: bytes) -> dict[str, Any]:
-    """The members of an error of any dialect: wrapped in `error`, or flat."""
+    """Return the members of an error of any dialect: wrapped in `error`, or flat."""
     try:
         content = json.loads(body)
     except ValueError:

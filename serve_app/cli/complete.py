@@ -1,11 +1,15 @@
-"""Completes a prompt and shows what came."""
+"""The commands that send a prompt: complete it, compare models by it, explain what its request would do."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from serve_app.cli.client import Service
+import typer
+
+from serve_app.cli.offering import SWITCH, URL, AsJson, Dialect, HelpAll, Key, Model, Set, Stream, Url, service, streams
+from serve_app.cli.parameters import parameters_of
 from serve_app.cli.screen import (
     CommandFailed,
     Exit,
@@ -14,6 +18,7 @@ from serve_app.cli.screen import (
     remark,
     say,
     say_json,
+    table,
     visible,
     whole_lines,
     write,
@@ -22,73 +27,73 @@ from serve_app.cli.screen import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-
-import sys
-
-from serve_app.cli.screen import table
-
-PATH = "/v1/completions"
-
-
-def complete_prompt(
-    service: Service,
-    prompt: str,
-    model: str | None,
-    parameters: Mapping[str, object],
-    *,
-    streams: bool,
-    as_json: bool,
-) -> int:
-    """Show the text of one choice as it comes, or every choice when all are here. Raises ServiceFailed."""
-    body = {**parameters, "model": service.default_model(model), "prompt": prompt}
-    if streams and is_single(parameters):
-        with whole_lines():
-            for event in service.events(PATH, body):
-                write("".join(choice["text"] for choice in event["choices"]))
-        return Exit.DONE
-    answer = service.json(PATH, body, member="choices")
-    if as_json:
-        say_json(answer)
-    else:
-        _show(answer["choices"])
-    return Exit.DONE
-
-
-def is_single(parameters: Mapping[str, object]) -> bool:
-    """Whether there is one text to be shown as it comes."""
-    return parameters.get("n", 1) == 1 and parameters.get("best_of", 1) == 1
-
-
-def _show(choices: list[dict[str, Any]]) -> None:
-    """One text below the other; where there are several, each with its number on stderr."""
-    for choice in choices:
-        if len(choices) > 1:
-            remark(f"[{choice['index']}] {choice['finish_reason']}")
-        say(choice["text"])
-
-
-COMPARED_PATH = "/v1/completions"
+PATH, EXPLAINED_PATH = "/v1/completions", "/v1/explain"
 MAX_MODELS = 16
 """Of one request."""
 LEAST_WIDTH = 24
 """Of a column; narrower ones stand below each other."""
 ALIKE = "dim"
+UNKNOWN = "unknown until it is computed"
+PIPE = "-"
 
 
-def compare_models(
-    service: Service,
-    prompt: str,
-    models: Sequence[str] | None,
-    parameters: Mapping[str, object],
-    *,
-    as_json: bool,
+def complete(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="What is completed; - and a pipe are read.")] = None,
+    model: Model = None,
+    stream: Stream = None,
+    set_: Set = None,
+    url: Url = URL,
+    key: Key = None,
+    dialect: Dialect = None,
+    as_json: AsJson = False,
+    help_all: HelpAll = False,
 ) -> int:
-    """Raises CommandFailed where there are not two of them, ServiceFailed."""
-    names = tuple(str(each["id"]) for each in service.models())[:MAX_MODELS] if models is None else tuple(models)
+    """Complete a prompt, with any parameter of the service."""
+    parameters = parameters_of(context, set_, kind="CompletionRequest")
+    asked, text = service(url, key, dialect), read_prompt(prompt)
+    body = {**parameters, "model": asked.default_model(model), "prompt": text}
+    has_one_choice = parameters.get("n", 1) == parameters.get("best_of", 1) == 1
+    if streams(stream, as_json=as_json) and has_one_choice:
+        with whole_lines():
+            for event in asked.events(PATH, body):
+                write("".join(choice["text"] for choice in event["choices"]))
+        return Exit.DONE
+    answer = asked.json(PATH, body, member="choices")
+    if as_json:
+        say_json(answer)
+        return Exit.DONE
+    for choice in answer["choices"]:
+        if len(answer["choices"]) > 1:
+            remark(f"[{choice['index']}] {choice['finish_reason']}")
+        say(choice["text"])
+    return Exit.DONE
+
+
+def compare(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="What each of them completes; - and a pipe are read.")] = None,
+    models: Annotated[
+        str | None, typer.Option("--models", "-m", help="Separated by commas. Usually all that are served.")
+    ] = None,
+    set_: Set = None,
+    url: Url = URL,
+    key: Key = None,
+    dialect: Dialect = None,
+    as_json: AsJson = False,
+    help_all: HelpAll = False,
+) -> int:
+    """Complete a prompt by several models or adapters, side by side."""
+    parameters = parameters_of(context, set_, kind="CompletionRequest")
+    asked, text = service(url, key, dialect), read_prompt(prompt)
+    if models is None:
+        names = [str(each["id"]) for each in asked.models()][:MAX_MODELS]
+    else:
+        names = list(filter(None, models.split(",")))
     if len(names) < 2:
         found = f"there is {names[0]} alone" if names else "there is none"
         raise CommandFailed(f"A comparison takes two models or more, as in --models demo,demo:pirate; {found}.")
-    answer = service.json(COMPARED_PATH, {**parameters, "model": list(names), "prompt": prompt}, member="choices")
+    answer = asked.json(PATH, {**parameters, "model": names, "prompt": text}, member="choices")
     if as_json:
         say_json(answer)
         return Exit.DONE
@@ -99,14 +104,55 @@ def compare_models(
     return Exit.DONE
 
 
+def explain(
+    context: typer.Context,
+    prompt: Annotated[str | None, typer.Argument(help="Of the request; - and a pipe are read.")] = None,
+    model: Model = None,
+    is_chat: Annotated[bool, typer.Option("--chat", metavar=SWITCH, help="The prompt is a message of a chat.")] = False,
+    set_: Set = None,
+    url: Url = URL,
+    key: Key = None,
+    dialect: Dialect = None,
+    as_json: AsJson = False,
+    help_all: HelpAll = False,
+) -> int:
+    """Say what a request would do: its tokens, models, defaults, limits and cost. Nothing runs."""
+    parameters = parameters_of(context, set_, kind="ChatRequest" if is_chat else "CompletionRequest")
+    asked, text = service(url, key, dialect), read_prompt(prompt)
+    sent: dict[str, object] = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    told = asked.json(EXPLAINED_PATH, {**parameters, "model": asked.default_model(model), **sent}, member="parts")
+    if as_json:
+        say_json(told)
+    else:
+        show_explanation(told)
+    return Exit.REFUSED if any(part["refused_because"] for part in told["parts"]) else Exit.DONE
+
+
+def read_prompt(argument: str | None) -> str:
+    """Return the argument, or all of stdin. Raises CommandFailed where there is neither."""
+    found = read_message(argument)
+    if found is None:
+        raise CommandFailed("There is no prompt: write one behind the command, or pipe one in.", Exit.MISUSED)
+    return found
+
+
+def read_message(argument: str | None) -> str | None:
+    """Return the argument, or all of stdin without its last line break; None where a person sits at it."""
+    if argument not in (None, PIPE):
+        return argument
+    if argument is None and sys.stdin.isatty():
+        return None
+    return sys.stdin.read().removesuffix("\n")
+
+
 def common_length(texts: Sequence[str]) -> int:
-    """Characters at the beginning that all texts have alike."""
+    """Return how many characters all texts have alike at their beginning."""
     shortest = min(texts, key=len)
     return next((at for at, each in enumerate(shortest) if any(text[at] != each for text in texts)), len(shortest))
 
 
 def _show_compared(names: Sequence[str], texts: Sequence[str]) -> None:
-    """In columns where they are wide enough and somebody looks, otherwise one below the other."""
+    """Show texts in columns where these are wide enough and somebody looks, otherwise one below the other."""
     terminal = console()
     if is_watched() and terminal.width // len(names) >= LEAST_WIDTH:
         terminal.print(_table(names, [visible(text) for text in texts]))
@@ -116,7 +162,7 @@ def _show_compared(names: Sequence[str], texts: Sequence[str]) -> None:
 
 
 def _table(names: Sequence[str], texts: Sequence[str]) -> Table:
-    """What all have alike at their beginning is dim."""
+    """Return the texts in columns; what all have alike at their beginning is dim."""
     from rich.table import Table
     from rich.text import Text
 
@@ -128,31 +174,8 @@ def _table(names: Sequence[str], texts: Sequence[str]) -> Table:
     return table
 
 
-EXPLAINED_PATH = "/v1/explain"
-UNKNOWN = "unknown until it is computed"
-
-
-def explain_request(
-    service: Service,
-    prompt: str,
-    model: str | None,
-    parameters: Mapping[str, object],
-    *,
-    is_chat: bool,
-    as_json: bool,
-) -> int:
-    """What the service says of it; a request that it would refuse ends as the request would. Raises ServiceFailed."""
-    asked: dict[str, object] = {"messages": [{"role": "user", "content": prompt}]} if is_chat else {"prompt": prompt}
-    body = {**parameters, "model": service.default_model(model), **asked}
-    told = service.json(EXPLAINED_PATH, body, member="parts")
-    if as_json:
-        say_json(told)
-    else:
-        _show_explained(told)
-    return Exit.REFUSED if any(part["refused_because"] for part in told["parts"]) else Exit.DONE
-
-
-def _show_explained(told: Mapping[str, Any]) -> None:
+def show_explanation(told: Mapping[str, Any]) -> None:
+    """Show what the service says of a request."""
     say(f"Nothing ran. Read in the dialect {told['dialect']}; choices: {told['choices']}.")
     for part in told["parts"]:
         _show_part(part)
@@ -189,9 +212,9 @@ def _show_part(part: Mapping[str, Any]) -> None:
 
 
 def _show_parameters(parameters: Mapping[str, Any]) -> None:
-    """What was sent and what the model or the dialect fills in first; everybody's defaults in one line."""
+    """Show what was sent and what the model or the dialect fills in; other defaults are counted in one line."""
     rows = [
-        (name, _written(each["value"]), origin)
+        (name, value if isinstance(value := each["value"], str) else repr(value), origin)
         for origin in ("body", "model", "dialect")
         for name, each in parameters.items()
         if each["from"] == origin
@@ -200,27 +223,3 @@ def _show_parameters(parameters: Mapping[str, Any]) -> None:
         console().print(table(("parameter", "value", "from"), rows))
     usual = sum(each["from"] == "default" for each in parameters.values())
     say(f"{usual} others have their usual values; --json lists them.")
-
-
-def _written(value: object) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-PIPE = "-"
-
-
-def read_prompt(argument: str | None) -> str:
-    """The argument, or all of stdin. Raises CommandFailed where there is neither."""
-    found = read_message(argument)
-    if found is None:
-        raise CommandFailed("There is no prompt: write one behind the command, or pipe one in.", Exit.MISUSED)
-    return found
-
-
-def read_message(argument: str | None) -> str | None:
-    """The argument, or all of stdin; None where a person sits at it. A pipe's last line break is none of it."""
-    if argument not in (None, PIPE):
-        return argument
-    if argument is None and sys.stdin.isatty():
-        return None
-    return sys.stdin.read().removesuffix("\n")

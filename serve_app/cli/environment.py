@@ -9,118 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from serve_app.check import ray_token
-from serve_app.check.haproxy import HAPROXY, HAPROXY_BINARY, haproxy_program
+from serve_app.check.ray_environment import AUTH_MODE, HAPROXY, HAPROXY_BINARY, TOKEN, haproxy_program
 
 RUN_VARIABLE = "SERVE_APP_RUN"
 """Inherited by every process of a cluster that `serve_app up` started; its value names the run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One environment variable. Ray reads it in every process, so it is set before the first one starts."""
-
-    name: str
-    value: str
-    reason: str
-
-
-SETTINGS = (
-    Setting(
-        name=ray_token.VARIABLE,
-        value=ray_token.TOKEN,
-        reason="Ray's own ports want a token, ~/.ray/auth_token, the same on every node; `up` makes it, else `ray"
-        " get-auth-token --generate`",
-    ),
-    Setting(name="RAY_USAGE_STATS_ENABLED", value="0", reason="nothing is reported to anyone"),
-    Setting(
-        name="RAY_worker_niceness",
-        value="0",
-        reason="Ray's default of 15 leaves the service whatever other processes do not want",
-    ),
-    Setting(
-        name="RAY_memory_monitor_refresh_ms",
-        value="0",
-        reason="at 95 % of a node's memory Ray would kill every replica, whoever uses the memory; the kernel's own"
-        " killer takes the largest process",
-    ),
-    Setting(
-        name="RAY_worker_oom_score_adjustment",
-        value="0",
-        reason="Ray's default of 1000 has the kernel kill replicas before any other process, however small they are",
-    ),
-    Setting(
-        name="RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S",
-        value="1",
-        reason="a dead proxy is replaced after three failed checks; the default of 10 s refuses connections for half"
-        " a minute",
-    ),
-    Setting(
-        name="RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH",
-        value="268435456",
-        reason="what a router sends a replica, and back, is images and long prompts too; with the default of 4 MiB such"
-        " a request fails as if every replica were lost",
-    ),
-    Setting(
-        name="RAY_SERVE_PROXY_USE_GRPC",
-        value="1",
-        reason="what a proxy and a router say to each other goes over gRPC, not through Ray's object store, which takes"
-        " twice the processor time per token",
-    ),
-    Setting(
-        name="RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP",
-        value="0",
-        reason="Serve's choice of a replica is made in the thread that asks for it; in one of its own each piece of an"
-        " answer wakes two threads",
-    ),
-    Setting(
-        name="RAY_SERVE_CONTROL_LOOP_INTERVAL_S",
-        value="0.25",
-        reason="the controller looks after everything ten times a second by default, which takes it and Ray 6 % of a"
-        " core without a request; so 3 %",
-    ),
-    Setting(
-        name="RAY_SERVE_SLOW_STARTUP_WARNING_S",
-        value="10",
-        reason="replicas that no machine has room for are told so soon; the default is 30 s",
-    ),
-    Setting(name="OMP_WAIT_POLICY", value="PASSIVE", reason="idle threads of torch sleep, they do not spin"),
-    Setting(
-        name="SPT_NOENV",
-        value="1",
-        reason="the titles that Ray gives its processes leave their environment readable, which tells runs apart",
-    ),
-)
-LOCAL_SETTINGS = (
-    Setting(
-        name="RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
-        value="0",
-        reason="one machine only: Ray binds its ports to loopback, the exporters of metrics that want no token too",
-    ),
-)
-"""For a cluster that no other machine joins."""
-
-HAPROXY_SETTINGS = (
-    Setting(name=HAPROXY, value="1", reason="HAProxy accepts clients instead of Serve's Python proxy"),
-    Setting(name="RAY_SERVE_THROUGHPUT_OPTIMIZED", value="1", reason="gRPC between replicas"),
-    Setting(
-        name="RAY_SERVE_LOG_TO_STDERR",
-        value="1",
-        reason="a process's lines go to Ray's log of it; where Serve takes them, each costs a walk of the stack",
-    ),
-    Setting(
-        name="RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S",
-        value="1",
-        reason="the default of 30 s is for load balancers far away",
-    ),
-    Setting(
-        name="RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S",
-        value="900",
-        reason="the default cuts streams two minutes after a change of replicas",
-    ),
-)
-
-
 LOOPBACK = "127.0.0.1"
 INNER_PORTS = {
     "RAY_SERVE_HAPROXY_STATS_PORT": 8404,
@@ -129,11 +21,66 @@ INNER_PORTS = {
     "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": 9500,
 }
 """Where HAProxy and Serve's fallback proxy listen beside the service, unless these variables say otherwise."""
-PLAIN_PROXY = Setting(name=HAPROXY, value="0", reason="Serve's Python proxy accepts clients")
 IN_PLACE = Path(__file__).with_name("haproxy.sh")
 """What Serve starts as HAProxy; it binds HAProxy's statistics to loopback and bounds how long headers may take."""
 OURS_VARIABLE = "SERVE_APP_HAPROXY"
 """Which program `haproxy.sh` becomes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One environment variable. Ray reads it in every process, so it is set before the first one starts."""
+
+    name: str
+    value: str
+    reason: str
+
+
+# fmt: off
+SETTINGS = (
+    Setting(AUTH_MODE, TOKEN, "Ray's own ports want a token, ~/.ray/auth_token, the same on every"
+            " node; `up` makes it, else `ray get-auth-token --generate`"),
+    Setting("RAY_USAGE_STATS_ENABLED", "0", "nothing is reported to anyone"),
+    Setting("RAY_worker_niceness", "0", "Ray's default of 15 leaves the service whatever other processes do not want"),
+    Setting("RAY_memory_monitor_refresh_ms", "0", "at 95 % of a node's memory Ray would kill every replica, whoever"
+            " uses the memory; the kernel's own killer takes the largest process"),
+    Setting("RAY_worker_oom_score_adjustment", "0", "Ray's default of 1000 has the kernel kill replicas before any"
+            " other process, however small they are"),
+    Setting("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1", "a dead proxy is replaced after three failed checks; the"
+            " default of 10 s refuses connections for half a minute"),
+    Setting("RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH", "268435456", "what a router sends a replica, and back, is"
+            " images and long prompts too; with the default of 4 MiB such a request fails as if every replica were"
+            " lost"),
+    Setting("RAY_SERVE_PROXY_USE_GRPC", "1", "what a proxy and a router say to each other goes over gRPC, not through"
+            " Ray's object store, which takes twice the processor time per token"),
+    Setting("RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP", "0", "Serve's choice of a replica is made in the thread that asks"
+            " for it; in one of its own each piece of an answer wakes two threads"),
+    Setting("RAY_SERVE_CONTROL_LOOP_INTERVAL_S", "0.25", "the controller looks after everything ten times a second by"
+            " default, which takes it and Ray 6 % of a core without a request; so 3 %"),
+    Setting("RAY_SERVE_SLOW_STARTUP_WARNING_S", "10", "replicas that no machine has room for are told so soon; the"
+            " default is 30 s"),
+    Setting("OMP_WAIT_POLICY", "PASSIVE", "idle threads of torch sleep, they do not spin"),
+    Setting("SPT_NOENV", "1", "the titles that Ray gives its processes leave their environment readable, which tells"
+            " runs apart"),
+)
+LOCAL_SETTINGS = (
+    Setting("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0", "one machine only: Ray binds its ports to loopback, the"
+            " exporters of metrics that want no token too"),
+)
+"""For a cluster that no other machine joins."""
+HAPROXY_SETTINGS = (
+    Setting(HAPROXY, "1", "HAProxy accepts clients instead of Serve's Python proxy"),
+    Setting("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1", "gRPC between replicas"),
+    Setting("RAY_SERVE_LOG_TO_STDERR", "1", "a process's lines go to Ray's log of it; where Serve takes them, each"
+            " costs a walk of the stack"),
+    Setting("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "1", "the default of 30 s is for load balancers far"
+            " away"),
+    Setting("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "900", "the default cuts streams two minutes after a change of"
+            " replicas"),
+)
+# fmt: on
+
+PLAIN_PROXY = Setting(HAPROXY, "0", "Serve's Python proxy accepts clients")
 
 
 def loopback_haproxy(base: Mapping[str, str]) -> tuple[Setting, ...]:
@@ -143,8 +90,8 @@ def loopback_haproxy(base: Mapping[str, str]) -> tuple[Setting, ...]:
         return ()
     reason = "HAProxy's statistics on loopback, and 20 s for a client's headers: Serve has no setting for either"
     return (
-        Setting(name=HAPROXY_BINARY, value=str(IN_PLACE), reason=reason),
-        Setting(name=OURS_VARIABLE, value=program, reason="the HAProxy that this becomes"),
+        Setting(HAPROXY_BINARY, str(IN_PLACE), reason),
+        Setting(OURS_VARIABLE, program, "the HAProxy that this becomes"),
     )
 
 

@@ -35,7 +35,7 @@ FAILURE = re.compile(
 
 
 def log_path(address: Address, wanted: str | None = None) -> Path | None:
-    """The file that was asked for, or this port's own, made ready; None where lines are to be shown here.
+    """Make the log ready, the file that was asked for or the port's own; None where lines are to be shown here.
 
     An earlier run's file is kept beside it, with `.1` behind its name. Raises CommandFailed where it can be no file.
     """
@@ -82,7 +82,7 @@ class LogFile(RotatingFileHandler):
 
 
 def opened(path: Path) -> LogFile:
-    """The file, which takes lines from now on. Raises CommandFailed."""
+    """Return the file, which takes lines from now on. Raises CommandFailed."""
     try:
         return LogFile(path)
     except OSError as error:
@@ -94,19 +94,19 @@ def _unwritable(path: Path, error: OSError) -> CommandFailed:
 
 
 def told_by(path: Path | None, messages: Iterable[str] = ()) -> list[str]:
-    """The lines that say why something failed, of messages and of the end of a log."""
+    """Return the lines that say why something failed, of messages and of the end of a log."""
     text = "\n".join(messages)
     return telling(text) or telling(_end_of(path)) or last_lines(_end_of(path))
 
 
 def telling(text: str) -> list[str]:
-    """Lines that name an error, each once, the last ones; colours and the names of processes are taken off."""
+    """Return the last lines that name an error, each once, without colours and names of processes."""
     found = [line for line in map(_bare, text.splitlines()) if FAILURE.search(line)]
     return [line[:MAX_CHARS] for line in dict.fromkeys(found)][-MAX_TOLD:]
 
 
 def last_lines(text: str) -> list[str]:
-    """The end of a text that names no error."""
+    """Return the end of a text that names no error."""
     return [line[:MAX_CHARS] for line in map(_bare, text.splitlines()) if line][-MAX_TOLD:]
 
 
@@ -126,7 +126,7 @@ def _end_of(path: Path | None) -> str:
 
 
 def _folder() -> Path:
-    """This user's own, below what keeps the state of programs, or where that cannot be below what is temporary."""
+    """Return this user's folder for the state of programs, or a temporary one where that cannot be made."""
     state = os.environ.get(STATE_VARIABLE)
     folder = (Path(state) if state else Path.home() / ".local" / "state") / "serve_app"
     try:

@@ -42,12 +42,13 @@ def _failed(failure: CommandFailed) -> int:
 
 
 def _failed_otherwise(error: Exception) -> int:
-    """A command line that nobody can read, a person's end of input, or a fault of ours."""
+    """Tell of a command line that cannot be read, a person's end of input, or a fault of ours."""
     import typer
     from typer.exceptions import TyperException
 
-    if isinstance(error, TyperException):
-        _show_misuse(error)
+    if isinstance(error, TyperException):  # it names the nearest word, and where all of them are listed
+        show = getattr(error, "show", None) or (lambda: print(f"serve_app: {error}", file=sys.stderr))
+        show()
         return Exit.MISUSED
     if isinstance(error, typer.Abort):
         return Exit.INTERRUPTED
@@ -58,17 +59,8 @@ def _failed_otherwise(error: Exception) -> int:
     return Exit.FAULT
 
 
-def _show_misuse(error: Exception) -> None:
-    """What is wrong with a command line, the nearest word, and where all of them are listed."""
-    show = getattr(error, "show", None)
-    if show is None:
-        print(f"serve_app: {error}", file=sys.stderr)
-    else:
-        show()
-
-
 def _open_streams() -> None:
-    """Those that a shell closed (`>&-`) are nobody's, and a character that one cannot have is written out."""
+    """Open streams that a shell closed (`>&-`) on nothing, and write out characters that one cannot have."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process lives
@@ -78,7 +70,7 @@ def _open_streams() -> None:
 
 
 def _left_by_reader(code: Exit) -> int:
-    """Whoever read us has gone, as `head` does, or the disk is full; what is still buffered is for nobody."""
+    """Drop what is still buffered: whoever read us has gone, as `head` does, or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code
 

@@ -6,16 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
 
+from serve_app.cli.client import Service
 from serve_app.cli.screen import DEFAULT_URL, KEY_VARIABLES, URL_VARIABLE, is_watched
 
-if TYPE_CHECKING:
-    from serve_app.cli.client import Service
-
+CLUSTER_FILE = "cluster.yaml"
+URL = DEFAULT_URL
+CONNECTION = "Which service"
 SAID = "serve_app.said"
 """Where a context keeps what was said of a table's options, by name."""
 SWITCH = ""
@@ -48,12 +49,12 @@ class Offer:
 
 
 def offering(offers: Callable[[], Sequence[Offer]]) -> type[OfferingCommand]:
-    """A kind of command with these options beside those of its function, which finds them by `said`."""
+    """Return a kind of command with these options beside those of its function, which finds them by `said`."""
     return type("Offering", (OfferingCommand,), {"offers": staticmethod(cache(offers))})
 
 
 def said(context: typer.Context) -> dict[str, Any]:
-    """What was said of a table's options, and nothing of what was not."""
+    """Return what was said of a table's options, and nothing of what was not."""
     found: dict[str, Any] = context.meta.get(SAID, {})
     return found
 
@@ -83,7 +84,7 @@ class OfferingCommand(TyperCommand):
 
 
 def show_all(context: typer.Context, wanted: bool) -> None:
-    """Callback of `--help-all`: the help with every option of the table."""
+    """Show the help with every option of the table, for `--help-all`."""
     if not wanted:
         return
     options: list[Any] = list(context.command.get_params(context))
@@ -100,7 +101,7 @@ HelpAll = Annotated[
 
 
 def _options(offers: Sequence[Offer]) -> list[Any]:
-    """As typer makes them of a function's parameters."""
+    """Make options as typer makes them of a function's parameters."""
 
     def accept(**values: object) -> None:
         """Stands for the function that they would belong to."""
@@ -123,7 +124,7 @@ def _type(offer: Offer) -> Any:
 
 
 def _spread(words: Sequence[str], lists: frozenset[str]) -> list[str]:
-    """Each word behind an option that takes several, as if the option were written before it; none is an empty one."""
+    """Write an option that takes several words before each of them; before an empty one where there is none."""
     found: list[str] = []
     current: str | None = None
     for at, word in enumerate(words):
@@ -136,8 +137,6 @@ def _spread(words: Sequence[str], lists: frozenset[str]) -> list[str]:
             found += [word] if current is None else [current, word]
     return found
 
-
-CONNECTION = "Which service"
 
 Url = Annotated[
     str,
@@ -165,20 +164,21 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=JSON", help="Any parameter of the service by its name; may be repeated."),
 ]
+Stream = Annotated[
+    bool | None,
+    typer.Option(
+        "--stream/--no-stream", metavar=SWITCH, help="Show text as it comes. Usually where a person looks at it."
+    ),
+]
 Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="The default now; goes with the next version.")]
 ClusterFile = Annotated[str, typer.Argument(metavar="[FILE]", help="The cluster file.")]
 
-CLUSTER_FILE = "cluster.yaml"
-URL = DEFAULT_URL
-
 
 def service(url: str, key: str | None, dialect: str | None = None) -> Service:
-    """What these options name."""
-    from serve_app.cli.client import Service  # brings the standard library's client, which `--help` does without
-
+    """Return the service that these options name."""
     return Service(url=url.rstrip("/").removesuffix("/v1"), key=key, dialect=dialect)
 
 
 def streams(wanted: bool | None, *, as_json: bool) -> bool:
-    """Whether text is shown as it comes: where a person looks at it, unless it was said."""
+    """Return whether text is shown as it comes: where a person looks at it, unless it was said."""
     return (is_watched() if wanted is None else wanted) and not as_json

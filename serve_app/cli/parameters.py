@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from serve_app.cli.offering import Offer
+import typer
+
+from serve_app.cli.offering import Offer, said
 from serve_app.cli.screen import CommandFailed, Exit
 
 OWN = frozenset({"model", "prompt", "messages", "stream", "stream_options"})
@@ -38,25 +40,26 @@ ANOTHER_NAME = "Another name of "
 
 
 def completion_offers() -> Sequence[Offer]:
-    """Of POST /v1/completions."""
+    """Return the options of POST /v1/completions."""
     return _offers("CompletionRequest")
 
 
 def chat_offers() -> Sequence[Offer]:
-    """Of POST /v1/chat/completions."""
+    """Return the options of POST /v1/chat/completions."""
     return _offers("ChatRequest")
 
 
-def parameters_of(said: Mapping[str, Any], assignments: Sequence[str], *, kind: str) -> dict[str, object]:
-    """Values of options, and of `name=json` under any name that the service knows, as a request has them.
+def parameters_of(context: typer.Context, assignments: Sequence[str] | None, *, kind: str) -> dict[str, object]:
+    """Return what was said of a table's options, and of `name=json` under any name, as a request has it.
 
     Raises CommandFailed for a name that is nobody's or the command's own, and for what no value of a parameter can be.
     """
-    if not said and not assignments:
+    options = said(context)
+    if not options and not assignments:
         return {}
     schemas = _schemas(kind)
-    found = {name: _value(name, value, schemas[name]) for name, value in said.items()}
-    for each in assignments:
+    found = {name: _value(name, value, schemas[name]) for name, value in options.items()}
+    for each in assignments or ():
         name, sign, text = each.partition("=")
         if not sign:
             raise CommandFailed(f"--set {each}: write --set name=value, as in --set top_k=40.", Exit.MISUSED)
@@ -85,7 +88,7 @@ def _offers(kind: str) -> list[Offer]:
 
 
 def _schemas(kind: str) -> Mapping[str, Any]:
-    """The parameters by name, as the service describes them."""
+    """Return the parameters by name, as the service describes them."""
     from serve_app.api.dialects import UNION
     from serve_app.api.forms.form import Terms
     from serve_app.api.limits import DEFAULT_LIMITS
@@ -99,7 +102,7 @@ def _schemas(kind: str) -> Mapping[str, Any]:
 
 
 def _panels() -> dict[str, str]:
-    """The panel of each parameter, by the group that declares it."""
+    """Return the panel of each parameter, by the group that declares it."""
     from serve_app.api.chat import ChatRequest
     from serve_app.api.parameters import declared
 
@@ -123,7 +126,7 @@ def _about(schema: Mapping[str, Any]) -> str:
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
-    """Of values; null is absence and none of them."""
+    """Return the types of a parameter's values, null left out."""
     found: set[str] = set()
     for each in schema.get("anyOf") or [schema]:
         kind = each.get("type", "string" if "enum" in each else "object")
@@ -137,7 +140,7 @@ def _metavar(schema: Mapping[str, Any]) -> str:
 
 
 def _value(name: str, value: object, schema: Mapping[str, Any]) -> object:
-    """A text that may stand for something else is read as JSON where it is."""
+    """Read a text as JSON where the parameter may be something else than a text."""
     kinds = _kinds(schema)
     if not isinstance(value, str) or kinds == {"string"}:
         return value

@@ -95,9 +95,12 @@ def with_words(*words: str) -> list[Process]:
     return [each for each in _found(list(psutil.process_iter())) if all(word in each.command for word in words)]
 
 
-def environment_of(process: Process) -> dict[str, str]:
-    """Return what it was started with; empty where it is another user's, or has put a title in that place."""
-    return _environment_of(process.pid)
+def environment_of(pid: int) -> dict[str, str]:
+    """Return what a process was started with; empty where it is another user's, or has put a title in that place."""
+    try:
+        return dict(psutil.Process(pid).environ())
+    except (psutil.Error, OSError):
+        return {}
 
 
 def core_limit_of(process: Process) -> int | None:
@@ -178,14 +181,7 @@ def _process(found: psutil.Process) -> Process:
 
 
 def _run_of(pid: int) -> str | None:
-    return _environment_of(pid).get(RUN_VARIABLE)
-
-
-def _environment_of(pid: int) -> dict[str, str]:
-    try:
-        return dict(psutil.Process(pid).environ())
-    except (psutil.Error, OSError):
-        return {}
+    return environment_of(pid).get(RUN_VARIABLE)
 
 
 if __name__ == "__main__":

@@ -63,38 +63,38 @@ class CommandFailed(Exception):
 
 
 def console() -> Console:
-    """Of stdout; NO_COLOR, COLUMNS and pipes are respected, and nothing in a text is markup."""
+    """Return a console of stdout. It respects NO_COLOR, COLUMNS and pipes, and takes nothing in a text for markup."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
 def remarks() -> Console:
-    """Of stderr: what is said about an answer, and is none of it."""
+    """Return a console of stderr, for what is said about an answer and is none of it."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
 def is_watched() -> bool:
-    """Whether a person looks at stdout."""
+    """Return whether a person looks at stdout."""
     return sys.stdout.isatty()
 
 
 def say(text: str = "") -> None:
-    """A line of an answer, as it is where a program reads it."""
+    """Write a line of an answer, unchanged where a program reads it."""
     print(shown(text), flush=True)
 
 
 def write(text: str) -> None:
-    """A piece of an answer, without a line's end."""
+    """Write a piece of an answer, without a line's end."""
     sys.stdout.write(shown(text))
     sys.stdout.flush()
 
 
 @contextmanager
 def whole_lines() -> Iterator[None]:
-    """What is written inside ends its line; where it breaks off, for a person alone, who is told why on the next."""
+    """End the line of what is written inside. Where that breaks off, only a person gets a new line."""
     try:
         yield
     except BaseException as failure:
@@ -105,28 +105,28 @@ def whole_lines() -> Iterator[None]:
 
 
 def remark(text: str) -> None:
-    """A line beside the answer."""
+    """Write a line beside the answer."""
     print(visible(text), file=sys.stderr, flush=True)
 
 
 def say_json(value: object) -> None:
-    """One JSON value: on several lines for a person, on one for a program; what a terminal obeys is escaped in it."""
+    """Write a JSON value: on several lines for a person, on one for a program. What a terminal obeys is escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=2 if is_watched() else None)
     print(text if text.isascii() else "".join(map(_escaped, text)), flush=True)
 
 
 def shown(text: str) -> str:
-    """Harmless where a terminal would obey it."""
+    """Return the text, made harmless where a terminal would obey it."""
     return visible(text) if is_watched() else text
 
 
 def visible(text: str) -> str:
-    """The same with what a terminal obeys written as in code; line breaks and tabs stay."""
+    """Return the text with what a terminal obeys written as in code; line breaks and tabs stay."""
     return "".join(_written_out(each) for each in text)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int | None = None) -> Table:
-    """The first columns are texts, the others numbers; texts: how many, None is all."""
+    """Return a table whose first columns are texts and the others numbers. texts: how many; None is all"""
     from rich.table import Table
     from rich.text import Text
 
@@ -143,7 +143,7 @@ def _written_out(character: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    """As JSON has it."""
+    """Return the character as JSON escapes it."""
     return json.dumps(character)[1:-1] if _is_hidden(character) else character
 
 

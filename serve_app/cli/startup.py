@@ -1,4 +1,4 @@
-"""How far a cluster that starts has come, as Serve tells it, and what of that is news."""
+"""Follows a cluster that starts, and tells how far it has come: bars at a terminal, lines in a pipe, JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from serve_app.api.paths import Path as Route
+from serve_app.cli.screen import console, is_watched
 
 
 class State(StrEnum):
@@ -28,6 +31,7 @@ STATES: Mapping[str, State] = {
     "DELETING": State.WAITING,
 }
 """By Serve's own words. One that is unhealthy while it starts is replaced by Serve."""
+MARKS: Mapping[State, str] = {State.WAITING: "·", State.LOADING: "…", State.READY: "✓", State.FAILED: "✗"}
 UNSCHEDULED = "to be scheduled"
 REMEDY = "Lower what they ask for (`ray_actor_options`) or `num_replicas`, or give the cluster more."
 
@@ -72,7 +76,7 @@ class Startup:
         return [each for each in self.applications.values() if each.state is State.FAILED]
 
     def seconds(self, now: float) -> float:
-        """Since the start."""
+        """Return the seconds since the start."""
         return now - self._started_at
 
     def update(self, told: Mapping[str, Any], now: float) -> list[News]:
@@ -98,7 +102,7 @@ class Events:
         os.set_blocking(descriptor, False)
 
     def new(self) -> list[dict[str, Any]]:
-        """Everything whole that came since; nothing where the writer has ended."""
+        """Return everything whole that came since; nothing where the writer has ended."""
         try:
             while piece := os.read(self._descriptor, 65_536):
                 self._rest += piece
@@ -112,7 +116,7 @@ class Events:
 
 
 def replicas_wanted(content: Mapping[str, Any]) -> dict[str, int]:
-    """By application of a cluster file, so many replicas as it says of all its deployments."""
+    """Return how many replicas the file wants of each application, all its deployments together."""
     return {
         str(each.get("name", "default")): max(1, sum(map(_number_of, each.get("deployments") or [{}])))
         for each in content.get("applications") or ()
@@ -138,3 +142,105 @@ def _application(name: str, status: Mapping[str, Any], *, num_wanted: int) -> Ap
         num_wanted=num_wanted,
         messages=tuple(filter(None, messages)),
     )
+
+
+def telling(*, as_json: bool, has_log: bool) -> LineTelling:
+    """Return what suits the place where this runs; bars and Ray's own lines would be in each other's way."""
+    if as_json:
+        return JsonTelling()
+    return BarTelling() if is_watched() and has_log else LineTelling()
+
+
+class LineTelling:
+    """A line for each change, for logs and pipes."""
+
+    def begin(self, applications: Sequence[Application], log: str | None) -> None:
+        """Tell that it starts; what Ray says is in the log, or None is here."""
+        names = ", ".join(each.name for each in applications)
+        _print(f"Loading {names}" + (f"; what Ray says is in {log}" if log else ""))
+
+    def update(self, news: Sequence[News]) -> None:
+        """Tell who came further."""
+        for each in news:
+            _print(f"{MARKS[each.application.state]} {_line(each.application)} ({each.seconds:.1f} s)")
+
+    def ready(self, url: str, seconds: float, welcome: str) -> None:
+        """Tell that everything answers."""
+        self.end()
+        _print(welcome)
+
+    def end(self) -> None:
+        """Draw nothing more. Safe to repeat."""
+
+
+class JsonTelling(LineTelling):
+    """A JSON object on each line."""
+
+    def begin(self, applications: Sequence[Application], log: str | None) -> None:
+        self._write(event="starting", applications=[each.name for each in applications], log=log)
+
+    def update(self, news: Sequence[News]) -> None:
+        for each in news:
+            found = each.application
+            self._write(
+                event="application",
+                name=found.name,
+                state=found.state.value,
+                num_running=found.num_running,
+                num_wanted=found.num_wanted,
+                obstacle=found.obstacle,
+                seconds=round(each.seconds, 3),
+            )
+
+    def ready(self, url: str, seconds: float, welcome: str) -> None:
+        self._write(event="ready", url=url, console=f"{url}{Route.CONSOLE}", seconds=round(seconds, 3))
+
+    def _write(self, **event: object) -> None:
+        _print(json.dumps(event, ensure_ascii=False))
+
+
+class BarTelling(LineTelling):
+    """A bar for each application, of its replicas that run."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = (SpinnerColumn(finished_text=MARKS[State.READY]), TextColumn("{task.description}", markup=False))
+        rest = (BarColumn(bar_width=24), TextColumn("{task.fields[told]}", markup=False), TimeElapsedColumn())
+        self._progress = Progress(*columns, *rest, console=console(), refresh_per_second=4)
+        self._tasks: dict[str, Any] = {}
+
+    def begin(self, applications: Sequence[Application], log: str | None) -> None:
+        self._progress.console.print(f"What Ray says is in {log}\n", soft_wrap=True)
+        for each in applications:
+            self._tasks[each.name] = self._progress.add_task(each.name, total=each.num_wanted, told=State.WAITING)
+        self._progress.start()
+
+    def update(self, news: Sequence[News]) -> None:
+        for each in news:
+            found = each.application
+            if found.name in self._tasks:
+                told = found.state.value + (f", {found.num_running} of {found.num_wanted}" if _counts(found) else "")
+                completed = found.num_wanted if found.state is State.READY else min(found.num_running, found.num_wanted)
+                self._progress.update(self._tasks[found.name], completed=completed, told=told)
+                if found.obstacle is not None:
+                    self._progress.console.print(f"{found.name}: {found.obstacle}", soft_wrap=True)
+
+    def end(self) -> None:
+        if self._progress.live.is_started:
+            self._progress.stop()
+
+
+def _line(application: Application) -> str:
+    replicas = f", {application.num_running} of {application.num_wanted} replicas" if _counts(application) else ""
+    obstacle = "" if application.obstacle is None else f": {application.obstacle}"
+    return f"{application.name}: {application.state.value}{replicas}{obstacle}"
+
+
+def _counts(application: Application) -> bool:
+    """Return whether the number of running replicas is worth a word."""
+    return application.state is State.LOADING and application.num_wanted > 1
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

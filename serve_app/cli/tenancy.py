@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.check.document import UnreadableYaml, read_document
-from serve_app.cli.address import read_cluster_file
+from serve_app.cli.address import args_of, read_cluster_file
 from serve_app.cli.screen import CommandFailed, Exit, remark, say, say_json
 from serve_app.cli.up import runs_of
 from serve_app.tenants.admin_service import AdminService
@@ -20,8 +20,6 @@ from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
 from serve_app.tenants.ledger import csv_of
 from serve_app.tenants.opening import copy_store, open_store
 from serve_app.tenants.store import Author, TenantStore, engine_of, file_of
-
-DAY_S = 86_400.0
 
 MAX_ACTOR_CHARS = 96
 BEGINNING = frozenset({"add_tenant", "apply_tenants", "create_key", "create_admin_key"})
@@ -77,22 +75,8 @@ def _opened(url: str, pepper: Path, file: str, *, begins: bool) -> tuple[TenantS
     return open_store(url, pepper_file=pepper, environment=os.environ.get(VARIABLE), begins=begins)
 
 
-def creation(
-    tenant: str | None, *, is_admin: bool, scopes: list[str] | None, days: float | None
-) -> tuple[str, dict[str, object]]:
-    """The service that makes such a key. Raises CommandFailed for what no key is."""
-    lifetime_s = None if days is None else days * DAY_S
-    if is_admin == (tenant is not None):
-        raise CommandFailed("A key is of a tenant or, with --admin, of administrators: name one of them.", Exit.MISUSED)
-    if is_admin and scopes:
-        raise CommandFailed("--admin says what the key is for; leave --scopes out.", Exit.MISUSED)
-    if is_admin:
-        return "create_admin_key", {"lifetime_s": lifetime_s}
-    return "create_key", {"tenant": tenant, "scopes": scopes, "lifetime_s": lifetime_s}
-
-
 def declared(file: str) -> object:
-    """The tenants of a file. Raises CommandFailed."""
+    """Return the tenants of a file. Raises CommandFailed."""
     try:
         document = read_document(Path(file).read_text(encoding="utf-8"))
     except UnreadableYaml as error:
@@ -109,7 +93,7 @@ def declared(file: str) -> object:
 
 
 def _who() -> str:
-    """The user's name, or number: in a container nobody need have a name."""
+    """Return the user's name, or number: in a container nobody need have a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -117,11 +101,9 @@ def _who() -> str:
 
 
 def store_of(file: str) -> tuple[str, str]:
-    """URL and file of the pepper. Raises CommandFailed where the cluster file names no store."""
-    applications = read_cluster_file(Path(file)).get("applications")
-    for application in applications if isinstance(applications, list) else ():
-        args = application.get("args") if isinstance(application, dict) else None
-        if isinstance(args, dict) and args.get("store"):
+    """Return the store's URL and the pepper's file. Raises CommandFailed where the cluster file names no store."""
+    for args in args_of(read_cluster_file(Path(file))):
+        if args.get("store"):
             return str(args["store"]), str(args.get("pepper") or DEFAULT_PEPPER)
     raise CommandFailed(
         f"{file} names no store: set `store: sqlite:///serve_app.db` in the args of its router's application."
@@ -129,7 +111,7 @@ def store_of(file: str) -> tuple[str, str]:
 
 
 def _lines(service: str, answer: dict[str, Any]) -> list[str]:
-    """The answer for a person."""
+    """Return the answer for a person."""
     match service:
         case "show_usage":
             told = ["  ".join(f"{name}={value}" for name, value in each.items()) for each in answer["data"]]
@@ -142,8 +124,7 @@ def _lines(service: str, answer: dict[str, Any]) -> list[str]:
             told = [_told_of_event(each) for each in answer["data"]] or ["Nothing was changed."]
             return told + ([f"There are more: --after {answer['data'][-1]['id']}"] if answer["has_more"] else [])
         case "create_key" | "create_admin_key" | "rotate_key":
-            told = [answer["key"], "", f"{answer['id']} of {answer['tenant']}; it is shown this once: keep it now."]
-            return told
+            return [answer["key"], "", f"{answer['id']} of {answer['tenant']}; it is shown this once: keep it now."]
         case "apply_tenants":
             return _told_of_difference(answer)
         case "revoke_key":

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from types import MappingProxyType
-from typing import Annotated, Any
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
 from serve_app.cli.offering import CLUSTER_FILE, SWITCH, AsJson, Offer, said
 from serve_app.cli.screen import CommandFailed, Exit
+from serve_app.core.tenants import Limits, Tenant
 
 File = Annotated[str, typer.Option("--file", help="Whose router names the store.")]
 Name = Annotated[str, typer.Argument(help="Of the tenant.")]
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Of the key, as `serve_app keys list` tells it.")]
+
+NOTHING = "none"
+HOUR_S, DAY_S = 3600.0, 86_400.0
+OF_A_TENANT, OF_LIMITS = "What it may", "How much of it"
+
+
+FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "weight": "Its share beside the others'.",
+        "priority": "interactive, standard or batch.",
+        "max_n": "Completions of one prompt, or none.",
+        "max_tokens": "Of one completion, or none.",
+        "cache_group": "Whose members share cached prefixes, or none.",
+        "log_texts": "Share of its requests whose texts are logged; 0 is none.",
+    }
+)
+LIMITS: Mapping[str, str] = MappingProxyType(
+    {
+        "requests_per_minute": "Begun in any minute, or none.",
+        "tokens_per_minute": "Of prompts and completions, or none.",
+        "max_in_flight": "Requests at once, or none.",
+        "max_in_flight_tokens": "Tokens at once, or none.",
+        "budget_per_day": "In the currency of the prices, or none.",
+        "budget_per_month": "In the currency of the prices, or none.",
+    }
+)
+LISTS: Mapping[str, str] = MappingProxyType(
+    {
+        "models": "Patterns of models that it may use: base, base:adapter, base:*, *.",
+        "cors_origins": "Web pages that may call with its keys.",
+    }
+)
+KINDS: Mapping[type, tuple[str, str]] = MappingProxyType(
+    {int: ("INTEGER", "an integer"), float: ("NUMBER", "a number"), str: ("TEXT", "a text")}
+)
+"""What a value is called where it is asked for, and where it is refused."""
 
 
 def add_tenant(context: typer.Context, name: Name, file: File = CLUSTER_FILE, as_json: AsJson = False) -> int:
@@ -62,10 +99,15 @@ def create_key(
     as_json: AsJson = False,
 ) -> int:
     """Make a key, which is shown this once."""
-    from serve_app.cli.tenancy import creation
-
     scopes = words_of(said(context), "scopes")
-    return _carry_out(*creation(tenant, is_admin=admin, scopes=scopes, days=days), file, as_json)
+    if admin == (tenant is not None):
+        raise CommandFailed("A key is of a tenant or, with --admin, of administrators: name one of them.", Exit.MISUSED)
+    if admin and scopes:
+        raise CommandFailed("--admin says what the key is for; leave --scopes out.", Exit.MISUSED)
+    asked: dict[str, object] = {"lifetime_s": None if days is None else days * DAY_S}
+    if not admin:
+        asked |= {"tenant": tenant, "scopes": scopes}
+    return _carry_out("create_admin_key" if admin else "create_key", asked, file, as_json)
 
 
 def rotate_key(
@@ -139,55 +181,8 @@ def _carry_out(service: str, arguments: dict[str, object], file: str, as_json: b
     return carry_out(service, arguments, file=file, as_json=as_json, as_csv=as_csv)
 
 
-NOTHING = "none"
-HOUR_S = 3600.0
-OF_A_TENANT, OF_LIMITS = "What it may", "How much of it"
-
-Reader = Callable[[str], object]
-
-
-def or_nothing(read: Reader) -> Reader:
-    """Reads `none`, which takes a bound away, or a value."""
-
-    def value(text: str) -> object:
-        return None if text == NOTHING else read(text)
-
-    value.__name__ = read.__name__
-    return value
-
-
-FIELDS: Mapping[str, tuple[Reader, str]] = MappingProxyType(
-    {
-        "weight": (float, "Its share beside the others'."),
-        "priority": (str, "interactive, standard or batch."),
-        "max_n": (or_nothing(int), "Completions of one prompt, or none."),
-        "max_tokens": (or_nothing(int), "Of one completion, or none."),
-        "cache_group": (or_nothing(str), "Whose members share cached prefixes, or none."),
-        "log_texts": (float, "Share of its requests whose texts are logged; 0 is none."),
-    }
-)
-LIMITS: Mapping[str, tuple[Reader, str]] = MappingProxyType(
-    {
-        "requests_per_minute": (or_nothing(int), "Begun in any minute, or none."),
-        "tokens_per_minute": (or_nothing(int), "Of prompts and completions, or none."),
-        "max_in_flight": (or_nothing(int), "Requests at once, or none."),
-        "max_in_flight_tokens": (or_nothing(int), "Tokens at once, or none."),
-        "budget_per_day": (or_nothing(float), "In the currency of the prices, or none."),
-        "budget_per_month": (or_nothing(float), "In the currency of the prices, or none."),
-    }
-)
-LISTS: Mapping[str, str] = MappingProxyType(
-    {
-        "models": "Patterns of models that it may use: base, base:adapter, base:*, *.",
-        "cors_origins": "Web pages that may call with its keys.",
-    }
-)
-WANTED = {"int": "an integer", "float": "a number", "str": "a text"}
-METAVARS = {"int": "INTEGER", "float": "NUMBER", "str": "TEXT"}
-
-
 def tenant_offers() -> Sequence[Offer]:
-    """Everything that can be said of a tenant."""
+    """Return an option for everything that can be said of a tenant."""
     fields, limits = _offers(FIELDS, OF_A_TENANT), _offers(LIMITS, OF_LIMITS)
     lists = [
         Offer(name=name, about=about, metavar="WORD …", is_list=True, panel=OF_A_TENANT)
@@ -197,21 +192,21 @@ def tenant_offers() -> Sequence[Offer]:
 
 
 def scope_offers() -> Sequence[Offer]:
-    """What a key is good for."""
+    """Return the option that says what a key is good for."""
     about = "infer, adapters:write, metrics, admin; usually infer."
     return [Offer(name="scopes", about=about, metavar="WORD …", is_list=True)]
 
 
 def read_fields(said: Mapping[str, Any]) -> dict[str, object]:
-    """What was said of a tenant and nothing else. Raises CommandFailed for what is no value."""
-    fields: dict[str, object] = {name: _read(name, said[name], FIELDS[name][0]) for name in FIELDS if name in said}
+    """Return what was said of a tenant and nothing else. Raises CommandFailed for what is no value."""
+    fields: dict[str, object] = {name: _read(name, said[name]) for name in FIELDS if name in said}
     fields |= {name: words_of(said, name) for name in LISTS if name in said}
-    limits = {name: _read(name, said[name], LIMITS[name][0]) for name in LIMITS if name in said}
+    limits = {name: _read(name, said[name]) for name in LIMITS if name in said}
     return {**fields, **({"limits": limits} if limits else {})}
 
 
 def words_of(said: Mapping[str, Any], name: str) -> list[str] | None:
-    """The words behind an option that takes several; None where it was not written."""
+    """Return the words behind an option that takes several; None where it was not written."""
     return [word for word in said[name] if word] if name in said else None
 
 
@@ -228,16 +223,25 @@ def day_of(option: str, text: str | None) -> str | None:
         raise CommandFailed(message, Exit.MISUSED) from None
 
 
-def _offers(table: Mapping[str, tuple[Reader, str]], panel: str) -> list[Offer]:
+def _offers(table: Mapping[str, str], panel: str) -> list[Offer]:
     return [
-        Offer(name=name, about=about, metavar=METAVARS[read.__name__], panel=panel)
-        for name, (read, about) in table.items()
+        Offer(name=name, about=about, metavar=KINDS[_kind(name)[0]][0], panel=panel) for name, about in table.items()
     ]
 
 
-def _read(name: str, text: str, read: Reader) -> object:
+def _kind(name: str) -> tuple[type, bool]:
+    """Return the type of a tenant's field or limit, and whether `none` may stand in its place."""
+    hint = (get_type_hints(Tenant) | get_type_hints(Limits))[name]
+    parts = get_args(hint) or (hint,)
+    return next((kind for kind in KINDS if kind in parts), str), NoneType in parts
+
+
+def _read(name: str, text: str) -> object:
+    kind, takes_none = _kind(name)
+    if takes_none and text == NOTHING:
+        return None
     try:
-        return read(text)
+        return kind(text)
     except ValueError:
-        wanted = f"{WANTED[read.__name__]}{'' if isinstance(read, type) else f', or {NOTHING}'}"
+        wanted = KINDS[kind][1] + (f", or {NOTHING}" if takes_none else "")
         raise CommandFailed(f"--{name.replace('_', '-')} must be {wanted}; found {text!r}.", Exit.MISUSED) from None

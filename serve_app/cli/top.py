@@ -3,42 +3,51 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from serve_app.cli.client import Service
+from serve_app.cli.offering import SWITCH, URL, AsJson, Key, Url, service
 from serve_app.cli.screen import Exit, console, is_watched, say_json, table, visible
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.table import Table
 
-
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
-PATH = "/metrics"
+PATH, PREFIX = "/metrics", "serve_app_"
+EVERYBODY_ELSE = "*"
 REPLICA_HEADS = ("model", "replica", "running", "waiting", "cache", "steps/s", "busy")
 TENANT_HEADS = ("tenant", "generated/s", "computed/s", "share")
 MAX_NAME = 12
 """Last characters of a replica's id that tell it from others."""
 
+Labels = tuple[tuple[str, str], ...]
+Series = Mapping[tuple[str, Labels], float]
 
-def watch_service(service: Service, *, interval_s: float, is_once: bool, as_json: bool) -> int:
-    """Until Ctrl-C; a pipe and a program see two looks and what lies between. Raises ServiceFailed."""
-    boards = _boards(service, interval_s)
+
+def top(
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", metavar=SWITCH, help="Look twice, show that, and end.")] = False,
+    url: Url = URL,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> int:
+    """Watch replicas, queues, tokens per second, caches and tenants as they are now."""
+    asked = service(url, key)
+    boards = _boards(asked, interval)
     if as_json:
         say_json(asdict(next(boards)))
-    elif is_once or not is_watched():
-        console().print(drawn(next(boards), service.url))
+    elif once or not is_watched():
+        console().print(drawn(next(boards), asked.url))
     else:
-        _watch(boards, service.url)
+        _watch(boards, asked.url)
     return Exit.DONE
 
 
 def drawn(seen: Board, url: str) -> Group:
-    """The board as tables."""
+    """Return the board as tables."""
     from rich.console import Group
     from rich.text import Text
 
@@ -49,7 +58,24 @@ def drawn(seen: Board, url: str) -> Group:
         f"   {seen.refused} refused",
     )
     waits = "   ".join(f"{model} would wait {wait_s:.1f} s" for model, wait_s in seen.waits_s.items() if wait_s > 0)
-    return Group(line, *([Text(visible(waits), "yellow")] if waits else []), "", _replicas(seen), "", _tenants(seen))
+    replicas = [
+        (
+            each.model,
+            each.replica[-MAX_NAME:],
+            str(each.running),
+            str(each.waiting),
+            f"{each.blocks_used:.0%}",
+            f"{each.steps_per_s:.0f}",
+            f"{each.busy:.0%}",
+        )
+        for each in seen.replicas
+    ]
+    tenants = [
+        (each.tenant, f"{each.generated_per_s:.1f}", f"{each.computed_per_s:.1f}", f"{each.share:.0%}")
+        for each in seen.tenants
+    ]
+    tables = table(REPLICA_HEADS, replicas, texts=2), "", table(TENANT_HEADS, tenants, texts=1)
+    return Group(line, *([Text(visible(waits), "yellow")] if waits else []), "", *tables)
 
 
 def _watch(boards: Iterator[Board], url: str) -> None:
@@ -77,37 +103,6 @@ def _look(service: Service) -> Look:
     return read_look(service.text(PATH, word=PREFIX), time.monotonic())
 
 
-def _replicas(seen: Board) -> Table:
-    rows = [
-        (
-            each.model,
-            each.replica[-MAX_NAME:],
-            str(each.running),
-            str(each.waiting),
-            f"{each.blocks_used:.0%}",
-            f"{each.steps_per_s:.0f}",
-            f"{each.busy:.0%}",
-        )
-        for each in seen.replicas
-    ]
-    return table(REPLICA_HEADS, rows, texts=2)
-
-
-def _tenants(seen: Board) -> Table:
-    rows = [
-        (each.tenant, f"{each.generated_per_s:.1f}", f"{each.computed_per_s:.1f}", f"{each.share:.0%}")
-        for each in seen.tenants
-    ]
-    return table(TENANT_HEADS, rows, texts=1)
-
-
-PREFIX = "serve_app_"
-EVERYBODY_ELSE = "*"
-
-Labels = tuple[tuple[str, str], ...]
-Series = Mapping[tuple[str, Labels], float]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """Every series as it was at one time, by name and labels. at_s: by the monotonic clock"""
@@ -116,12 +111,12 @@ class Look:
     series: Series
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of all series of that name that have these labels."""
+        """Return the sum of all series of that name that have these labels."""
         wanted = set(labels.items())
         return sum(value for (each, own), value in self.series.items() if each == PREFIX + name and wanted <= set(own))
 
     def gained(self, before: Look, name: str, **labels: str) -> float:
-        """By counters of that name that have these labels, since an earlier look.
+        """Return what counters of that name with these labels have gained since an earlier look.
 
         A series that one of the looks lacks has gained nothing that can be known: two looks may have reached two
         routers, of which each tells of itself alone. One that began anew has gained nothing.
@@ -134,7 +129,7 @@ class Look:
         )
 
     def labels(self, name: str, label: str) -> list[str]:
-        """Every value that a label has in the series of that name."""
+        """Return every value that a label has in the series of that name."""
         return sorted({dict(own).get(label, "") for each, own in self.series if each == PREFIX + name})
 
 
@@ -171,12 +166,12 @@ class Board:
     cached_share: float
     refused: int
     waits_s: Mapping[str, float]
-    replicas: tuple[ReplicaRow, ...] = field(default=())
-    tenants: tuple[TenantRow, ...] = field(default=())
+    replicas: tuple[ReplicaRow, ...]
+    tenants: tuple[TenantRow, ...]
 
 
 def read_look(text: str, at_s: float) -> Look:
-    """Of the text of GET /metrics."""
+    """Read the text of GET /metrics."""
     from prometheus_client.parser import text_string_to_metric_families
 
     series: dict[tuple[str, Labels], float] = {
@@ -189,7 +184,7 @@ def read_look(text: str, at_s: float) -> Look:
 
 
 def board(before: Look, now: Look) -> Board:
-    """Rates are of the time between the two."""
+    """Compare two looks; rates are of the time between them."""
     seconds = max(now.at_s - before.at_s, 1e-9)
     prompts = now.value("prompt_tokens_total")
     return Board(
@@ -203,7 +198,7 @@ def board(before: Look, now: Look) -> Board:
             for model in now.labels("admission_predicted_wait_seconds", "model")
         },
         replicas=tuple(_replica(before, now, replica, seconds) for replica in now.labels("replica_blocks", "replica")),
-        tenants=_tenants_of(before, now, seconds),
+        tenants=_tenants(before, now, seconds),
     )
 
 
@@ -221,11 +216,10 @@ def _replica(before: Look, now: Look, replica: str, seconds: float) -> ReplicaRo
     )
 
 
-def _tenants_of(before: Look, now: Look, seconds: float) -> tuple[TenantRow, ...]:
+def _tenants(before: Look, now: Look, seconds: float) -> tuple[TenantRow, ...]:
     name = "replica_flow_seconds_total"
     spent = {flow: now.gained(before, name, flow=flow) for flow in now.labels(name, "flow")}
     whole = sum(spent.values())
-
     rows = [
         TenantRow(
             tenant="all others" if flow == EVERYBODY_ELSE else flow,

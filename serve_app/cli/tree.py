@@ -1,4 +1,4 @@
-"""The tree of commands, by what they are for. One that is new is a line here and a function in `commands.py`."""
+"""The tree of commands, by what they are for. One that is new is a line here and a function of its subject's module."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import commands
+from serve_app.cli import bench, chat, commands, complete, listing, top
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -50,7 +50,7 @@ class Hinting(TyperGroup):
 
 
 def command() -> Any:
-    """The whole tree, as typer carries it out."""
+    """Return the whole tree, as typer carries it out."""
     app = typer.Typer(
         name=NAME,
         cls=Hinting,
@@ -61,9 +61,21 @@ def command() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    _add_serving(app)
-    _add_asking(app)
-    _add_looking(app)
+    of_completions, of_chats = offering(completion_offers), offering(chat_offers)  # every parameter is an option
+    for panel, kind, each in (
+        (SERVE, None, commands.up),
+        (SERVE, None, commands.down),
+        (SERVE, None, commands.check),
+        (SERVE, None, commands.doctor),
+        (SERVE, None, commands.env),
+        (ASK, of_completions, complete.complete),
+        (ASK, of_chats, chat.chat),
+        (ASK, of_completions, complete.compare),
+        (ASK, of_completions, complete.explain),
+        (LOOK, None, top.top),
+        (LOOK, None, bench.bench),
+    ):
+        app.command(cls=kind, rich_help_panel=panel)(each)
     _add_folders(app)
     _add_tenancy(app)
     return typer.main.get_command(app)
@@ -83,38 +95,16 @@ def _show_version(is_asked: bool) -> None:
         raise typer.Exit
 
 
-def _add_serving(app: typer.Typer) -> None:
-    app.command(rich_help_panel=SERVE)(commands.up)
-    app.command(rich_help_panel=SERVE)(commands.down)
-    app.command(rich_help_panel=SERVE)(commands.check)
-    app.command(rich_help_panel=SERVE)(commands.doctor)
-    app.command(rich_help_panel=SERVE)(commands.env)
-
-
-def _add_looking(app: typer.Typer) -> None:
-    app.command(rich_help_panel=LOOK)(commands.top)
-    app.command(rich_help_panel=LOOK)(commands.bench)
-
-
-def _add_asking(app: typer.Typer) -> None:
-    """Every parameter of the service is an option of these."""
-    completion, chat = offering(completion_offers), offering(chat_offers)
-    app.command(cls=completion, rich_help_panel=ASK)(commands.complete)
-    app.command(cls=chat, rich_help_panel=ASK)(commands.chat)
-    app.command(cls=completion, rich_help_panel=ASK)(commands.compare)
-    app.command(cls=completion, rich_help_panel=ASK)(commands.explain)
-
-
 def _add_folders(app: typer.Typer) -> None:
     models = typer.Typer(invoke_without_command=True)
-    models.callback()(commands.models)
-    models.command("check")(commands.check_model)
+    models.callback()(listing.list_models)
+    models.command("check")(listing.check_model)
     app.add_typer(models, name="models", rich_help_panel=FOLDERS)
     adapters = typer.Typer(
         help="List the adapters of a running service, or check folders of them.", no_args_is_help=True
     )
-    adapters.command("list")(commands.list_adapters)
-    adapters.command("check")(commands.check_adapter)
+    adapters.command("list")(listing.list_adapters)
+    adapters.command("check")(listing.check_adapter)
     app.add_typer(adapters, name="adapters", rich_help_panel=FOLDERS)
 
 

@@ -1,4 +1,4 @@
-"""Starts a local cluster that serves a file, tells how it comes along, watches it, and ends it on Ctrl-C."""
+"""Starts a local cluster that serves a file, tells how it comes along, watches it, and ends it; ends former ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,23 +16,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.api.paths import Path as Route
-from serve_app.check.findings import Finding, Severity
-from serve_app.check.haproxy import is_behind_haproxy
-from serve_app.cli.address import Address, address_of, read_cluster_file
+from serve_app.check.document import Finding, Severity
+from serve_app.check.ray_environment import is_behind_haproxy
+from serve_app.cli.address import Address, address_of, args_of, read_cluster_file
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
 from serve_app.cli.log_file import telling as telling_lines
-from serve_app.cli.processes import Process, end_runs, is_running, listener_on, processes_of_runs, start_guard
-from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit
-from serve_app.cli.startup import Application, Events, Startup, replicas_wanted
-from serve_app.cli.telling import Telling, telling
+from serve_app.cli.processes import (
+    Process,
+    end_runs,
+    is_running,
+    listener_on,
+    processes_of_runs,
+    send,
+    send_to_parent,
+    start_guard,
+)
+from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit, say, say_json
+from serve_app.cli.startup import Events, LineTelling, Startup, replicas_wanted, telling
 from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
+GRACE_S = STOP_TIMEOUT_S + 10.0  # what `up` allows, and a little more
 LOST_AFTER_S = 30.0  # a proxy that dies is back in a few seconds
 STARTING_POLL_S = 0.25
 WATCH_S = 1.0
 LAST_LINES_S = 1.0
+SERVING_MODULE = "serve_app.cli.cluster"
 
 TELLING_LOGS = re.compile(r"^(?:gcs_server|raylet|serve/|worker|python-core-driver)")
 """Of what a service needs; Ray's monitor and dashboards fail without harm to it."""
@@ -147,7 +156,7 @@ def _tell_environment(*, has_haproxy: bool, is_quiet: bool) -> None:
 def _start(
     file: str, run: str, address: Address, log: Path | None, *, has_haproxy: bool, has_dashboard: bool
 ) -> Cluster:
-    """In a session of its own: a Ctrl-C in the terminal reaches us alone, and we pass it on once."""
+    """Start the cluster in a session of its own: a Ctrl-C reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
     words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
     told = environment(os.environ, has_haproxy=has_haproxy, port=address.port) | {RUN_VARIABLE: run}
@@ -158,7 +167,7 @@ def _start(
         writing.start()
     try:
         process = subprocess.Popen(
-            command("serve_app.cli.cluster", *words),
+            command(SERVING_MODULE, *words),
             env=variables(told),
             start_new_session=True,
             pass_fds=[theirs],
@@ -171,7 +180,7 @@ def _start(
     return Cluster(process=process, run=run, address=address, events=Events(ours), log=log, writing=writing)
 
 
-def _serve(cluster: Cluster, file: Path, told: Telling) -> int:
+def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
     try:
         loss = _watch(cluster, file, told)
     except KeyboardInterrupt:
@@ -185,7 +194,7 @@ def _serve(cluster: Cluster, file: Path, told: Telling) -> int:
     return Exit.FAILED
 
 
-def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
+def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
     """Tell until it is ready, then wait for what makes it useless; None where it ended by itself."""
     startup = Startup(replicas_wanted(read_cluster_file(file)), time.monotonic())
     told.begin(list(startup.applications.values()), None if cluster.log is None else str(cluster.log))
@@ -194,11 +203,13 @@ def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
     while cluster.process.poll() is None:
         if lost := [program for program, process in core.items() if not is_running(process)]:
             return Loss(what=f"Ray's {' and '.join(lost)} died")
-        core = core if core.keys() == CORE_PROGRAMS else _core_of(cluster)
+        if core.keys() != CORE_PROGRAMS:
+            core = {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
         for event in cluster.events.new():
             told.update(startup.update(event, time.monotonic()))
         if heard is None and (failed := startup.failed):
-            return _undeployed(failed)
+            messages = tuple(message for each in failed for message in each.messages)
+            return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
         if heard is None and is_healthy(cluster.address):
             told.ready(str(cluster.address), startup.seconds(time.monotonic()), welcome(cluster.address, file))
             heard = time.monotonic()
@@ -210,13 +221,8 @@ def _watch(cluster: Cluster, file: Path, told: Telling) -> Loss | None:
     return None
 
 
-def _undeployed(failed: Sequence[Application]) -> Loss:
-    messages = tuple(message for each in failed for message in each.messages)
-    return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
-
-
 def _because(cluster: Cluster, loss: Loss) -> str:
-    """The lines that tell why, and where the others are."""
+    """Return the lines that tell why, and where the others are."""
     if cluster.writing is not None:
         cluster.writing.join(LAST_LINES_S)  # what was still on its way; others may hold the other end
     lines, session = told_by(cluster.log, loss.messages), session_of(cluster.process.pid)
@@ -249,27 +255,22 @@ def errors_of(file: Path) -> list[str]:
     return telling_lines(text) or last_lines("\n".join(filter(RAYS_ERROR.search, text.splitlines())))
 
 
-def _core_of(cluster: Cluster) -> dict[str, Process]:
-    return {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
-
-
 def is_healthy(address: Address) -> bool:
-    """Whether the service answers there and every model of it has a replica; asked past any proxy."""
+    """Return whether every model of the service has a replica; asked past any proxy."""
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with direct.open(f"{address}/health", timeout=2) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:
         return False
 
 
 def welcome(address: Address, file: Path) -> str:
-    """What to try first, by hand and in a browser."""
-    applications = read_cluster_file(file)["applications"]
-    name = next((each["args"]["name"] for each in applications if "name" in (each.get("args") or {})), "demo")
+    """Return what to try first, by hand and in a browser."""
+    args = list(args_of(read_cluster_file(file)))
+    name = next((each["name"] for each in args if "name" in each), "demo")
     body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
-    asks = any((each.get("args") or {}).get("store") for each in applications)
-    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if asks else ""
+    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if any(each.get("store") for each in args) else ""
     return (
         f"\nReady on {address}. In a browser:\n\n  {address}{Route.CONSOLE}\n\nOr try:\n\n"
         f"  curl {address}/v1/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n\n"
@@ -279,30 +280,72 @@ def welcome(address: Address, file: Path) -> str:
 
 def _be_interrupted_by_signals() -> None:
     """Also by SIGINT: a shell starts background jobs with it ignored. Whoever has SIGHUP ignored wants us to stay."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    for number in (signal.SIGINT, signal.SIGTERM, *(() if stays else (signal.SIGHUP,))):
         signal.signal(number, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _interrupt)
 
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _stop(cluster: Cluster, told: Telling) -> int:
+def _stop(cluster: Cluster, told: LineTelling) -> int:
     """Let Serve shut down by itself; a second Ctrl-C, or too long a wait, ends it at once."""
     told.end()
     print("\nStopping…", file=sys.stderr, flush=True)
     cluster.process.send_signal(signal.SIGINT)
     try:
         cluster.process.wait(STOP_TIMEOUT_S)
-        return 0
+        return Exit.DONE
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         _kill(cluster)
-        return 1
+        return Exit.FAILED
 
 
 def _kill(cluster: Cluster) -> None:
-    """Our child, and with it Ray's own processes, which die with theirs; `end_runs` sees to the rest."""
+    """Kill our child, and with it Ray's own processes, which die with theirs; `end_runs` sees to the rest."""
     cluster.process.kill()
     cluster.process.wait()
+
+
+def end_cluster(file: str, *, port: int | None = None, as_json: bool = False) -> int:
+    """End every process of the file's runs, on that port or on any; 0 where none is left. Raises CommandFailed.
+
+    A file that cannot be read names no run: nothing is ended.
+    """
+    found = runs_of(file, port)
+    if not isinstance(read_cluster_file(Path(file)).get("applications"), list):
+        raise CommandFailed(_unread(file, found))
+    address = address_of(file, port)
+    if not found and address.is_taken():
+        raise CommandFailed(f"{file} has no run{'' if port is None else f' on port {port}'}: {taken(address, file)}")
+    if as_json:
+        say_json({"file": file, "url": str(address), "num_processes": len(found)})
+    elif found:
+        say(f"Ending {len(found)} processes of `serve_app up {file}`")
+    else:
+        say(f"Nothing of `serve_app up {file}` is left")
+    serving = [each for each in found if SERVING_MODULE in each.command]
+    for each in serving:
+        _interrupt_serving(each)
+    # who serves the file shuts Serve down; where nobody does, nothing would end by itself
+    deadline = time.monotonic() + (GRACE_S if serving else 0.0)
+    for run in sorted({each.run for each in found if each.run is not None}):
+        end_runs(run, grace_s=deadline - time.monotonic())
+    return Exit.DONE
+
+
+def _unread(file: str, found: Sequence[Process]) -> str:
+    """Return why nothing was ended, and how to end what once was started with a file of that name."""
+    told = f"{file} is no cluster file that can be read, so nothing was ended (`serve_app check {file}` says why)"
+    pids = sorted({each.command.rpartition(" ")[2] for each in found if SERVING_MODULE in each.command})
+    if pids:
+        return f"{told}; its earlier run ends with `kill -INT {' '.join(pids)}`"
+    return f"{told}; name the file that `serve_app up` was started with"
+
+
+def _interrupt_serving(serving: Process) -> None:
+    """Interrupt `serve_app up`, whose id is the last argument, or the process itself where that has died."""
+    parent = int(serving.command.rpartition(" ")[2])
+    if not send_to_parent(serving, parent, signal.SIGINT):
+        send(serving, signal.SIGINT)

@@ -26,14 +26,14 @@ class Administrator:
     def key_of(self, team: str, **declared: Any) -> str:
         """A new key of a team, which is added with these fields (`weight`, `models`, `limits`, …), or gets them now."""
         if team in self.teams().index:
-            self.background.run(self._wire.patch(f"/admin/tenants/{quote(team, safe='')}", declared))
+            self._send("patch", f"/admin/tenants/{quote(team, safe='')}", declared)
         else:
-            self._post("/admin/tenants", {"name": team, **declared})
-        return str(self._post("/admin/keys", {"tenant": team})["key"])
+            self._send("post", "/admin/tenants", {"name": team, **declared})
+        return str(self._send("post", "/admin/keys", {"tenant": team})["key"])
 
     def remove(self, team: str) -> None:
         """Remove a team with its keys; what it used stays in the ledger."""
-        self.background.run(self._wire.delete(f"/admin/tenants/{quote(team, safe='')}"))
+        self._send("delete", f"/admin/tenants/{quote(team, safe='')}")
 
     def teams(self) -> pandas.DataFrame:
         """A row per team."""
@@ -57,5 +57,5 @@ class Administrator:
         data: list[Mapping[str, Any]] = json.loads(self.background.run(self._wire.text(path)))["data"]
         return data
 
-    def _post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        return self.background.run(self._wire.post(path, body))
+    def _send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        return self.background.run(self._wire.send(method, path, body))

@@ -148,7 +148,7 @@ class Client:
     def tokens(self, text: str, model: str | None = None) -> pandas.DataFrame:
         """A row per token of a text: its id and its piece."""
         body = {"content": text, "model": model or self._default_model(), "with_pieces": True}
-        return pandas.DataFrame(self._background.run(self._wire.post("/tokenize", body))["tokens"])
+        return pandas.DataFrame(self._background.run(self._wire.send("post", "/tokenize", body))["tokens"])
 
     def replicas(self) -> pandas.DataFrame:
         """A row per replica: what it has in work now, and what it has done."""
@@ -173,19 +173,16 @@ class Client:
 
     def _all(self, requests: Sequence[Request]) -> Completions:
         total = sum(request.asked.num_choices for request in requests)
-        is_long = total >= PROGRESS_FROM and all(request.can_stream for request in requests)
-        if not is_long:
-            parts = [self._background.run(self._answer(request)) for request in requests]
-        else:
-            parts = self._watched(requests, total)
-        return _merged(parts, num_models=len(requests[0].asked.models))
+        if total >= PROGRESS_FROM and all(request.can_stream for request in requests):
+            return _merged(self._watched(requests, total), num_models=len(requests[0].asked.models))
+        return self._background.run(self._answers(requests))
 
     async def _answers(self, requests: Sequence[Request]) -> Completions:
         """Send one request after the other, as each may have 256 prompts."""
         return _merged([await self._answer(each) for each in requests], num_models=len(requests[0].asked.models))
 
     def _watched(self, requests: Sequence[Request], total: int) -> list[Completions]:
-        """Choices come as they end, in any order, and a bar says how many have."""
+        """Take choices as they end, in any order, while a bar says how many have."""
         display, parts, done, num_tokens = live(), [], 0, 0
         for request in requests:
             reading, started = Reading(asked=request.asked), time.monotonic()
@@ -217,7 +214,7 @@ class Client:
 
 
 def key_of_environment() -> str:
-    """The key that was set; NO_KEY where none was."""
+    """Return the key that was set; NO_KEY where none was."""
     return next(filter(None, map(os.environ.get, KEY_VARIABLES)), NO_KEY)
 
 
@@ -270,7 +267,7 @@ class Background:
         return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def iterate(self, source: AsyncIterator[T]) -> Iterator[T]:
-        """What it yields, in this thread; closing the iteration, or an interrupt, closes the source."""
+        """Yield what the source yields, in this thread; closing the iteration, or an interrupt, closes the source."""
         arrived: queue.SimpleQueue[T | Ended] = queue.SimpleQueue()
         future = asyncio.run_coroutine_threadsafe(_pour(source, arrived), self._loop)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, overload
 
 import pandas
@@ -12,6 +11,7 @@ import pandas
 from serve_app.lab import markup
 from serve_app.lab.markup import Token
 
+COLUMNS = ("prompt", "model", "text", "finish_reason", "logprob")
 MAX_SHOWN = 64
 """Choices of a page; the rest is in the table."""
 
@@ -70,9 +70,9 @@ class Completions(Sequence[Completion]):
     """
 
     choices: tuple[Completion, ...]
-    usage: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    usage: Mapping[str, int] = field(default_factory=dict)
     seconds: float = 0.0
-    told: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    told: Mapping[str, str] = field(default_factory=dict)
 
     @overload
     def __getitem__(self, at: int) -> Completion: ...
@@ -97,13 +97,7 @@ class Completions(Sequence[Completion]):
     def frame(self) -> pandas.DataFrame:
         """A row per choice."""
         return pandas.DataFrame(
-            {
-                "prompt": [each.prompt for each in self.choices],
-                "model": [each.model for each in self.choices],
-                "text": [each.text for each in self.choices],
-                "finish_reason": [each.finish_reason for each in self.choices],
-                "logprob": [each.logprob for each in self.choices],
-            },
+            {name: [getattr(each, name) for each in self.choices] for name in COLUMNS},
             index=pandas.Index([each.index for each in self.choices], name="choice"),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 import pandas
 from IPython.core.getipython import get_ipython
@@ -14,25 +14,34 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_app.lab import markup
 
 INTERVAL_S = 0.05
+OF_REPLICAS = "serve_app_replica_"
 
 
-class Live(Protocol):
-    """Something to look at."""
+class TerminalLive:
+    """Something that changes while one looks at it; on a terminal text as it comes, and of progress only the end."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stdout
+        self._num_written = 0
 
     def text(self, prompt: str, text: str) -> None:
         """Show all of a text that is being written."""
+        print(markup.visible(text[self._num_written :]), end="", flush=True, file=self._stream)
+        self._num_written = len(text)
 
     def progress(self, done: int, total: int, note: str) -> None:
-        """Show how far something is."""
+        """Show how far something is; here nothing, as lines that are written over have no place in a log."""
 
     def end(self, html: str, text: str) -> None:
         """Show what stays, as HTML or as text."""
+        print(markup.visible(text) if not self._num_written else "", flush=True, file=self._stream)
 
 
-class NotebookLive:
+class NotebookLive(TerminalLive):
     """One output of a cell, renewed at most every `interval_s` seconds."""
 
     def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        super().__init__()
         self._interval_s = interval_s
         self._shown_at = float("-inf")
         self._handle: Any = None
@@ -62,35 +71,14 @@ class NotebookLive:
             self._handle.update(HTML(html))
 
 
-class TerminalLive:
-    """Text as it comes; of progress only the end."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream if stream is not None else sys.stdout
-        self._num_written = 0
-
-    def text(self, prompt: str, text: str) -> None:
-        print(markup.visible(text[self._num_written :]), end="", flush=True, file=self._stream)
-        self._num_written = len(text)
-
-    def progress(self, done: int, total: int, note: str) -> None:
-        """Nothing: lines that are written over belong to a person's terminal, and this may be a log."""
-
-    def end(self, html: str, text: str) -> None:
-        print(markup.visible(text) if not self._num_written else "", flush=True, file=self._stream)
-
-
-def live() -> Live:
-    """What suits the place where this runs."""
+def live() -> TerminalLive:
+    """Return what suits the place where this runs."""
     shell = get_ipython()
     return NotebookLive() if getattr(shell, "kernel", None) is not None else TerminalLive()
 
 
-OF_REPLICAS = "serve_app_replica_"
-
-
 def series(text: str) -> pandas.DataFrame:
-    """A row per sample: its name, its labels in a column each, its value."""
+    """Return a row per sample: its name, its labels in a column each, its value."""
     rows = [
         {"name": sample.name, **sample.labels, "value": sample.value}
         for family in text_string_to_metric_families(text)
@@ -101,15 +89,14 @@ def series(text: str) -> pandas.DataFrame:
 
 
 def replicas(text: str) -> pandas.DataFrame:
-    """A row per replica: what it has in work, its free blocks, what it has done since it started."""
+    """Return a row per replica: what it has in work, its free blocks, what it has done since it started."""
     rows: dict[str, dict[str, object]] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if not sample.name.startswith(OF_REPLICAS) or sample.name.endswith(("_created", "_bucket")):
                 continue
-            name = sample.name.removeprefix(OF_REPLICAS) + (
-                f"_{state}" if (state := sample.labels.get("state")) else ""
-            )
+            state = sample.labels.get("state")
+            name = sample.name.removeprefix(OF_REPLICAS) + (f"_{state}" if state else "")
             row = rows.setdefault(sample.labels["replica"], {"model": sample.labels["model"]})
             row[name.removesuffix("_total")] = sample.value
     return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("replica").sort_index()

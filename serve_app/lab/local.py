@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
@@ -66,7 +65,7 @@ class Local:
 
 
 def find_or_start() -> Local:
-    """The service that `SERVE_APP_URL` names, or the one on port 8000, or a new one."""
+    """Return the service that `SERVE_APP_URL` names, or the one on port 8000, or a new one."""
     url = _named_url()
     return Local(url=url) if is_ready(url) else start()
 
@@ -105,11 +104,7 @@ def start(
     """
     file = cluster_file()
     content = changed(
-        yaml.safe_load(file.read_text(encoding="utf-8")),
-        args=args or {},
-        model=model or {},
-        router=router or {},
-        settings=settings or {},
+        yaml.safe_load(file.read_text(encoding="utf-8")), args=args, model=model, router=router, settings=settings
     )
     content["http_options"]["port"] = _free_port()
     local = _launch(content, file.parent)
@@ -125,26 +120,26 @@ def start(
 def changed(
     content: Mapping[str, Any],
     *,
-    args: Mapping[str, Any],
-    model: Mapping[str, Any],
-    router: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    args: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+    router: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The content of a cluster file with the changes that `start` takes; the file's own keys stay beside them."""
+    """Return the content of a cluster file with the changes that `start` takes, beside the file's own keys."""
     made = copy.deepcopy(dict(content))
     for application in made["applications"]:
         has, deployment = application.get("args") or {}, application["deployments"][0]
         if "path" in has:
-            application["args"] = {**has, **args}
-            deployment |= model
+            application["args"] = {**has, **(args or {})}
+            deployment |= model or {}
         else:
-            application["args"] = {**has, **router}
-            deployment["user_config"] = {**(deployment.get("user_config") or {}), **settings}
+            application["args"] = {**has, **(router or {})}
+            deployment["user_config"] = {**(deployment.get("user_config") or {}), **(settings or {})}
     return made
 
 
 def cluster_file() -> Path:
-    """The nearest one from here upwards. Raises FileNotFoundError."""
+    """Return the nearest one from here upwards. Raises FileNotFoundError."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / FILE).is_file():
@@ -153,26 +148,17 @@ def cluster_file() -> Path:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a service answers there and every model of it has a replica."""
-    try:
-        with _opener_of(url).open(f"{url.rstrip('/')}/health", timeout=5) as response:
-            return bool(response.status == 200)
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
+    """Return whether a service answers there and every model of it has a replica."""
+    return _answers(url, "/health", {})
 
 
 def is_administered_by(key: str, url: str) -> bool:
-    """Whether a service that is ready answers this key what it answers administrators alone."""
-    request = urllib.request.Request(f"{url.rstrip('/')}/admin/tenants", headers={"X-Api-Key": key})
-    try:
-        with _opener_of(url).open(request, timeout=5) as response:
-            return bool(response.status == 200) and is_ready(url)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False
+    """Return whether a service that is ready answers this key what it answers administrators alone."""
+    return _answers(url, "/admin/tenants", {"X-Api-Key": key}) and is_ready(url)
 
 
 def administrators_key(file: Path, folder: Path) -> str:
-    """A new one, made by the command line in the store that the file names."""
+    """Return a new one, made by the command line in the store that the file names."""
     words = [sys.executable, "-m", "serve_app", "keys", "create", "--admin", "--file", str(file), "--json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, check=False, text=True)
     if done.returncode:
@@ -185,19 +171,25 @@ def _named_url() -> str:
 
 
 def _new_store() -> dict[str, str]:
-    """The router's `args` for tenants and keys in a folder of their own."""
+    """Return the router's `args` for tenants and keys in a folder of their own."""
     place = Path(tempfile.mkdtemp(prefix="lab-"))
     return {"store": f"sqlite:///{place / 'kept.db'}", "pepper": str(place / "pepper")}
 
 
-def _opener_of(url: str) -> urllib.request.OpenerDirector:
-    """A proxy of the environment is for other machines, and never for this one."""
+def _answers(url: str, path: str, headers: dict[str, str]) -> bool:
+    """Return whether it answers 200. A proxy of the environment is for other machines, never for this one."""
     host = urllib.parse.urlsplit(url).hostname or ""
     try:
         is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         is_here = False
-    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
+    try:
+        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
+        with opener.open(request, timeout=5) as response:
+            return bool(response.status == 200)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
 
 
 def _launch(content: Mapping[str, Any], folder: Path) -> Local:

@@ -10,7 +10,6 @@ import math
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;text-align:left;line-height:1.55;font-family:ui-monospace,monospace"
@@ -113,7 +112,7 @@ class Token:
 
     text: str
     logprob: float | None
-    alternatives: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    alternatives: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def probability(self) -> float | None:
@@ -124,24 +123,16 @@ def tokens_of(logprobs: Mapping[str, Any] | None) -> tuple[Token, ...]:
     """Read either shape: the four lists of completions, or the entries of chats; none where none were asked for."""
     if not logprobs:
         return ()
-    if "tokens" in logprobs:
-        return _of_lists(logprobs)
-    return tuple(_of_entry(entry) for entry in logprobs.get("content") or ())
-
-
-def _of_lists(logprobs: Mapping[str, Any]) -> tuple[Token, ...]:
+    if "tokens" not in logprobs:
+        return tuple(_of_entry(entry) for entry in logprobs.get("content") or ())
     texts = logprobs["tokens"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     return tuple(
-        Token(text=text, logprob=logprob, alternatives=_read_only(top or {}))
+        Token(text=text, logprob=logprob, alternatives=top or {})
         for text, logprob, top in zip(texts, logprobs["token_logprobs"], tops, strict=True)
     )
 
 
 def _of_entry(entry: Mapping[str, Any]) -> Token:
     tops = {each["token"]: each["logprob"] for each in entry.get("top_logprobs") or ()}
-    return Token(text=entry["token"], logprob=entry["logprob"], alternatives=_read_only(tops))
-
-
-def _read_only(alternatives: Mapping[str, float]) -> Mapping[str, float]:
-    return MappingProxyType(dict(alternatives))
+    return Token(text=entry["token"], logprob=entry["logprob"], alternatives=tops)

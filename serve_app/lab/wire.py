@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import openai
@@ -16,8 +18,12 @@ Route = Literal["completions", "chat"]
 TIMEOUT_S = 600.0
 NUM_RETRIES = 2
 """Of what the service refuses for the moment; it says when to come again."""
-IGNORED = "x-ignored-parameters"
-SEED = "x-seed"
+HEADERS = {"seed": "x-seed", "ignored": "x-ignored-parameters"}
+"""What is told of an answer, by the headers that tell it."""
+MAX_PROMPTS = 256
+"""Of one request, by the service's own default."""
+
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +45,8 @@ class Wire:
 
     async def answer(self, route: Route, body: Mapping[str, Any], dialect: str | None = None) -> Answer:
         """Send a request and wait for the whole of its answer."""
-        try:
+        with self._told_by_the_service():
             raw = await self._create(route, with_raw=True)(extra_body=dict(body), extra_headers=_headers(dialect))
-        except openai.OpenAIError as error:
-            raise translated(error, self._url) from error
         return Answer(body=json.loads(raw.text), told=_told(raw.headers))
 
     async def chunks(
@@ -50,64 +54,47 @@ class Wire:
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Send a request and yield its answer as it comes; closing it frees the service."""
         whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
-        try:
+        with self._told_by_the_service():
             create = self._create(route, with_raw=False)
             async with await create(stream=True, extra_body=whole, extra_headers=_headers(dialect)) as stream:
                 async for chunk in stream:
                     yield chunk.model_dump()
-        except openai.OpenAIError as error:
-            raise translated(error, self._url) from error
 
     async def models(self) -> list[Mapping[str, Any]]:
-        """Every name that can be sent as `model`."""
-        try:
-            raw = await self._openai.models.with_raw_response.list()
-        except openai.OpenAIError as error:
-            raise translated(error, self._url) from error
-        found: list[Mapping[str, Any]] = json.loads(raw.text)["data"]
+        """Return every name that can be sent as `model`."""
+        found: list[Mapping[str, Any]] = json.loads(await self.text("/v1/models"))["data"]
         return found
 
     async def text(self, path: str) -> str:
-        """What is read at a path beside `/v1`."""
-        try:
+        """Return what is read at a path of the service."""
+        with self._told_by_the_service():
             return str(await self._openai.get(f"{self._url}{path}", cast_to=str))
-        except openai.OpenAIError as error:
-            raise translated(error, self._url) from error
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send a body to a path beside `/v1`."""
-        return await self._sent(self._openai.post, path, body)
-
-    async def patch(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Change what is at a path beside `/v1`."""
-        return await self._sent(self._openai.patch, path, body)
-
-    async def delete(self, path: str) -> Mapping[str, Any]:
-        """Remove what is at a path beside `/v1`."""
-        return await self._sent(self._openai.delete, path, None)
-
-    async def _sent(self, call: Any, path: str, body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Send a request to a path of the service, with a JSON body if there is one. method: post, patch or delete"""
         options: dict[str, Any] = {} if body is None else {"body": dict(body)}
-        try:
-            told = await call(f"{self._url}{path}", cast_to=object, **options)
-        except openai.OpenAIError as error:
-            raise translated(error, self._url) from error
+        with self._told_by_the_service():
+            told = await getattr(self._openai, method)(f"{self._url}{path}", cast_to=object, **options)
         assert isinstance(told, dict)
         return told
 
     async def close(self) -> None:
         await self._openai.close()
 
+    @contextmanager
+    def _told_by_the_service(self) -> Iterator[None]:
+        """Raise failures of the client as a ServiceError."""
+        try:
+            yield
+        except openai.OpenAIError as error:
+            raise translated(error, self._url) from error
+
     def _create(self, route: Route, *, with_raw: bool) -> Any:
         """The client's own parameters are left to the body, which takes every parameter of the service."""
         resource: Any = self._openai.completions if route == "completions" else self._openai.chat.completions
         create = resource.with_raw_response.create if with_raw else resource.create
         required: dict[str, object] = {"prompt": ""} if route == "completions" else {"messages": []}
-
-        async def send(**options: Any) -> Any:
-            return await create(model="", **required, **options)
-
-        return send
+        return partial(create, model="", **required)
 
 
 def _headers(dialect: str | None) -> dict[str, str]:
@@ -115,13 +102,7 @@ def _headers(dialect: str | None) -> dict[str, str]:
 
 
 def _told(headers: Mapping[str, str]) -> dict[str, str]:
-    names = {"seed": SEED, "ignored": IGNORED}
-    return {name: headers[header] for name, header in names.items() if header in headers}
-
-
-Message = Mapping[str, Any]
-MAX_PROMPTS = 256
-"""Of one request, by the service's own default."""
+    return {name: headers[header] for name, header in HEADERS.items() if header in headers}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +123,7 @@ class Request:
 def completion_requests(
     prompt: str | Sequence[Any], models: str | Sequence[str], dialect: str | None, parameters: Mapping[str, Any]
 ) -> list[Request]:
-    """One request, or as many as the prompts need at 256 each."""
+    """Return one request, or as many as the prompts need at 256 each."""
     prompts = prompts_of(prompt)
     parts = [prompts[at : at + MAX_PROMPTS] for at in range(0, len(prompts), MAX_PROMPTS)] or [prompts]
     return [_completion(part, prompt if len(parts) == 1 else list(part), models, dialect, parameters) for part in parts]
@@ -151,7 +132,7 @@ def completion_requests(
 def chat_request(
     messages: str | Sequence[Message], model: str, dialect: str | None, parameters: Mapping[str, Any]
 ) -> Request:
-    """A text is a user's only message."""
+    """Return the request of a chat; a text is a user's only message."""
     chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
     asked = Asked(
         prompts=(shown_prompt(chat[-1]) if chat else "",),
@@ -163,7 +144,7 @@ def chat_request(
 
 
 def is_chat(prompt: object) -> bool:
-    """Whether it is a list of messages."""
+    """Return whether the prompt is a list of messages."""
     return isinstance(prompt, Sequence) and any(isinstance(each, Mapping) and "role" in each for each in prompt)
 
 

@@ -13,6 +13,13 @@ from datetime import UTC, datetime
 from serve_app.core.errors import ServeError
 from serve_app.core.log_context import REQUEST_IDS
 
+VARIABLE = "SERVE_APP_LOG_MESSAGES"
+"""Set to 1, messages of all errors are logged; some hold what a client sent."""
+WITHHELD = f"(message withheld: it may hold what a client sent; {VARIABLE}=1 shows it)"
+OURS, TORCHS = "serve_app.", "torch"
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+MARGIN = "  | "
+
 
 class Lines(logging.Formatter):
     """Formats a line of the log, guarded as `GuardedFormatter` does, with its time in UTC and its requests.
@@ -42,7 +49,7 @@ class Lines(logging.Formatter):
 
 
 def _requests_of(record: logging.LogRecord) -> dict[str, object]:
-    """Those that the line itself is about, else those that the work at hand is for."""
+    """Return the requests that the line itself is about, else those that the work at hand is for."""
     request_ids = getattr(record, "request_ids", ()) or REQUEST_IDS.get()
     if not request_ids:
         return {}
@@ -62,14 +69,6 @@ def _time_of(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-VARIABLE = "SERVE_APP_LOG_MESSAGES"
-"""Set to 1, messages of all errors are logged; some hold what a client sent."""
-WITHHELD = f"(message withheld: it may hold what a client sent; {VARIABLE}=1 shows it)"
-OURS, TORCHS = "serve_app.", "torch"
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-MARGIN = "  | "
-
-
 class GuardedFormatter(logging.Formatter):
     """One line per record, whatever is in it, so that none passes for another; the lines of a stack have a margin.
 
@@ -78,19 +77,15 @@ class GuardedFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        line = self.formatted(record, escaped(message_of(record)))
-        error = record.exc_info[1] if record.exc_info else None
-        return line + "".join(f"\n{MARGIN}{escaped(each)}" for each in stack_of(error))
-
-    def formatted(self, record: logging.LogRecord, message: str) -> str:
-        """The line without the stack."""
         guarded = logging.makeLogRecord(record.__dict__)
-        guarded.msg, guarded.args, guarded.exc_info, guarded.exc_text = message, None, None, None
-        return super().format(guarded)
+        guarded.msg, guarded.args = escaped(message_of(record)), None
+        guarded.exc_info = guarded.exc_text = None
+        stack = stack_of(record.exc_info[1] if record.exc_info else None)
+        return super().format(guarded) + "".join(f"\n{MARGIN}{escaped(each)}" for each in stack)
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """With errors in it told by their kinds."""
+    """Return the message; errors in it are told by their kinds."""
     guarded = logging.makeLogRecord(record.__dict__)
     if isinstance(record.args, tuple):
         guarded.args = tuple(told(each) if isinstance(each, BaseException) else each for each in record.args)
@@ -98,12 +93,12 @@ def message_of(record: logging.LogRecord) -> str:
 
 
 def stack_of(error: BaseException | None) -> list[str]:
-    """Lines of the stack of an error and of those that led to it, the first first; none without an error."""
+    """Return the lines of the stack of an error and of those that led to it, the first first."""
     return [line for each in _chain(error) for line in _frames_of(each)]
 
 
 def told(error: BaseException) -> str:
-    """Its kind, with its message where that is the machine's."""
+    """Return an error's kind, with its message where that is the machine's."""
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     shown = str(error) if _is_of_the_machine(error) or os.environ.get(VARIABLE) == "1" else WITHHELD
@@ -111,12 +106,12 @@ def told(error: BaseException) -> str:
 
 
 def escaped(text: str) -> str:
-    """Without a character that ends a line or steers a terminal."""
+    """Return the text without a character that ends a line or steers a terminal."""
     return CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)
 
 
 def _is_of_the_machine(error: BaseException) -> bool:
-    """Whether nothing of a request gets into its message, as it may into what a client is told."""
+    """Return whether nothing of a request gets into its message, as it may into what a client is told."""
     module = type(error).__module__
     if isinstance(error, ServeError):
         return False

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Thread
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from serve_app.router.story import Story
+if TYPE_CHECKING:
+    from serve_app.observe.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 WANTED = "`tracing` needs a package that is not there: .venv/bin/pip install -c constraints.txt -e '.[tracing]'"
 
 
-class Trace(Protocol):
-    """Told of each completion when it is over: its story, status, route and headers. Gives the id of its trace."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceSettings:
+    """Where traces go, and how many of them.
 
-    def __call__(self, story: Story, status: int, route: str, headers: Iterable[tuple[bytes, bytes]]) -> str | None: ...
+    endpoint: of an OTLP receiver over HTTP; None is what the environment says
+    sample: share of the traces that begin here which are kept; None is what the environment says
+    """
 
-    def close(self) -> None:
-        """Send what is left, and end."""
-        ...
+    endpoint: str | None = None
+    sample: float | None = None
 
 
 class Switch:
@@ -31,10 +35,10 @@ class Switch:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._settings: TraceSettings | None = None
-        self._trace: Trace | None = None
+        self._trace: Tracing | None = None
 
-    def turned(self, settings: TraceSettings | None) -> Trace | None:
-        """What traces as these settings say; the same as before where they say the same.
+    def turned(self, settings: TraceSettings | None) -> Tracing | None:
+        """Return what traces as these settings say; the same as before where they say the same.
 
         Raises ValueError where they want tracing and the package for that is not there. Where the environment alone
         wants it, which may be meant for others, that is only logged.
@@ -54,7 +58,7 @@ class Switch:
         self._settings = self._trace = None
 
 
-def _made(settings: TraceSettings, *, must: bool) -> Trace | None:
+def _made(settings: TraceSettings, *, must: bool) -> Tracing | None:
     try:
         from serve_app.observe.tracing import tracing  # imported here: who does not trace pays nothing
     except ImportError as error:
@@ -65,23 +69,8 @@ def _made(settings: TraceSettings, *, must: bool) -> Trace | None:
     return tracing(settings.endpoint, settings.sample)
 
 
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSettings:
-    """Where traces go, and how many of them.
-
-    endpoint: of an OTLP receiver over HTTP; None is what the environment says
-    sample: share of the traces that begin here which are kept; None is what the environment says
-    """
-
-    endpoint: str | None = None
-    sample: float | None = None
-
-
 def wanted(settings: TraceSettings | None, environ: Mapping[str, str]) -> TraceSettings | None:
-    """What the settings say, else the environment; None where nothing is to be traced."""
+    """Return what the settings say, else the environment; None where nothing is to be traced."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if settings is not None:

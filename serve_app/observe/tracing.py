@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -31,7 +32,14 @@ PROPAGATOR = TraceContextTextMapPropagator()
 PROPAGATED = (b"traceparent", b"tracestate")
 PLAIN = re.compile(rb"[ -~]{1,512}")
 """What W3C's Trace Context has each of them hold at most; the library would write the rest of it to the log."""
+PATH = "/v1/traces"
+SENT = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed", "stream")
+"""Parameters of a request that its span tells."""
+MAX_PROMPTS = 16
+"""So many of a request's prompts have legs of their own."""
+
 Headers = Iterable[tuple[bytes, bytes]]
+Value = str | bool | int | float | Sequence[str]
 
 
 class Tracing:
@@ -64,8 +72,7 @@ class Tracing:
         context = set_span_in_context(root)
         for leg in legs_of(story, ended_at):
             begun_ns, ended_ns = (to_epoch_ns + int(at * 1e9) for at in (leg.begun_at, leg.ended_at))
-            told = of_leg(leg)
-            self._tracer.start_span(leg.name, context, attributes=told, start_time=begun_ns).end(ended_ns)
+            self._tracer.start_span(leg.name, context, attributes=leg.attributes, start_time=begun_ns).end(ended_ns)
         root.end(to_epoch_ns + int(ended_at * 1e9))
         return format_trace_id(root.get_span_context().trace_id)
 
@@ -75,11 +82,8 @@ class Tracing:
 
 
 def carrier_of(headers: Headers) -> Mapping[str, str]:
-    """Of a request's headers those that say which trace it is part of; what is longer than they ever are is none."""
+    """Return the headers that say which trace a request is part of; one that is too long is left out."""
     return {name.decode(): value.decode() for name, value in headers if name in PROPAGATED and PLAIN.fullmatch(value)}
-
-
-PATH = "/v1/traces"
 
 
 def tracing(endpoint: str | None, sample: float | None) -> Tracing:
@@ -92,43 +96,29 @@ def tracing(endpoint: str | None, sample: float | None) -> Tracing:
 
 
 def address_of(endpoint: str | None) -> str | None:
-    """Where traces go: the endpoint is a receiver's address as in OTEL_EXPORTER_OTLP_ENDPOINT, or the whole address."""
+    """Return where traces go. An endpoint is a receiver as in OTEL_EXPORTER_OTLP_ENDPOINT, or the whole address."""
     if endpoint is None or endpoint.rstrip("/").endswith(PATH):
         return endpoint
     return endpoint.rstrip("/") + PATH
 
 
 def _is_named() -> bool:
-    """Whether the environment gives the service a name."""
+    """Return whether the environment gives the service a name."""
     return not str(Resource.create().attributes[SERVICE_NAME]).startswith("unknown_service")
 
 
-MAX_PROMPTS = 16
-"""So many of a request's prompts have legs of their own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Leg:
-    """A stretch of a request's time.
-
-    begun_at, ended_at: by the monotonic clock, seconds
-    part:    which prompt for which model it is of; None is the request as a whole
-    replica: that computed it, where one did
-    num_attempts: replicas that the prompt was given to, the last one included
-    num_tokens:   computed in it: of the prompt, or generated
-    """
+    """A stretch of a request's time, and what its span tells. begun_at, ended_at: by the monotonic clock, seconds"""
 
     name: str
     begun_at: float
     ended_at: float
-    part: int | None = None
-    replica: str = ""
-    num_attempts: int = 1
-    num_tokens: int | None = None
+    attributes: Mapping[str, str | int] = field(default_factory=dict)
 
 
 def legs_of(story: Story, ended_at: float) -> Iterator[Leg]:
-    """The legs of a request that is over, as far as it came; each ends when it was over or the request was.
+    """Yield the legs of a request that is over, as far as it came; each ends when it was over or the request was.
 
     `admit`: from the first byte to the submission: reading, checking, admission, limits and placement.
     `queue`, `prefill`, `decode`: of each prompt. The queue is what its replica told; the way there and cutting text
@@ -136,53 +126,38 @@ def legs_of(story: Story, ended_at: float) -> Iterator[Leg]:
     `stream`: from the first bytes that were sent to the end.
     """
     run = story.run
-    yield Leg(name="admit", begun_at=story.started_at, ended_at=ended_at if run is None else run.stats.entered_at)
+    yield Leg("admit", story.started_at, ended_at if run is None else run.stats.entered_at)
     if run is not None:
-        yield from _of_prompts(run, ended_at)
+        for part, prompt, replicas in islice(run.stats.parts, MAX_PROMPTS):
+            placed: dict[str, str | int] = {"serve_app.prompt.index": part, "serve_app.attempts": len(replicas)}
+            placed["serve_app.replica"] = replicas[-1] if replicas else ""
+            yield from _of_prompt(prompt, placed, entered_at=run.stats.entered_at, ended_at=ended_at)
     if story.first_sent_at is not None:
-        yield Leg(name="stream", begun_at=story.first_sent_at, ended_at=ended_at)
-
-
-def _of_prompts(run: Run, ended_at: float) -> Iterator[Leg]:
-    for number, (part, prompt, replicas) in enumerate(run.stats.parts):
-        if number == MAX_PROMPTS:
-            return
-        yield from _of_prompt(part, prompt, tuple(replicas), entered_at=run.stats.entered_at, ended_at=ended_at)
+        yield Leg("stream", story.first_sent_at, ended_at)
 
 
 def _of_prompt(
-    part: int, prompt: PromptStats, replicas: tuple[str, ...], *, entered_at: float, ended_at: float
+    prompt: PromptStats, placed: Mapping[str, str | int], *, entered_at: float, ended_at: float
 ) -> Iterator[Leg]:
+    """Yield the legs of one prompt. placed: what each of their spans tells"""
     first_at = ended_at if prompt.first_at is None else prompt.first_at
     report = prompt.report
     stepped_at = first_at if report is None else min(entered_at + report.queue_s, first_at)
-
-    def leg(name: str, begun_at: float, until: float, num_tokens: int | None) -> Leg:
-        replica = replicas[-1] if replicas else ""
-        return Leg(
-            name=name,
-            begun_at=begun_at,
-            ended_at=until,
-            part=part,
-            replica=replica,
-            num_attempts=len(replicas),
-            num_tokens=num_tokens,
-        )
-
-    yield leg("queue", entered_at, stepped_at, None)
+    yield Leg("queue", entered_at, stepped_at, placed)
     if report is not None:
-        yield leg("prefill", stepped_at, first_at, report.num_tokens - report.num_cached_tokens)
+        computed = {"serve_app.tokens": report.num_tokens - report.num_cached_tokens}
+        yield Leg("prefill", stepped_at, first_at, {**placed, **computed})
     if prompt.first_at is not None and prompt.last_at is not None and prompt.num_completion_tokens:
-        yield leg("decode", prompt.first_at, prompt.last_at, prompt.num_completion_tokens)
-
-
-Value = str | bool | int | float | Sequence[str]
+        generated = {"serve_app.tokens": prompt.num_completion_tokens}
+        yield Leg("decode", prompt.first_at, prompt.last_at, {**placed, **generated})
 
 
 def of_story(story: Story, status: int, route: str) -> dict[str, Value]:
-    """Of the span of a whole request."""
+    """Return the attributes of the span of a whole request."""
+    request = story.request
+    is_chat, is_embedding = isinstance(request, ChatRequest), isinstance(request, EmbeddingRequest)
     found: dict[str, Value] = {
-        "gen_ai.operation.name": operation_of(story.request),
+        "gen_ai.operation.name": "embeddings" if is_embedding else "chat" if is_chat else "text_completion",
         "gen_ai.provider.name": "serve_app",
         "http.request.method": "POST",
         "http.route": route,
@@ -191,8 +166,8 @@ def of_story(story: Story, status: int, route: str) -> dict[str, Value]:
     }
     if story.identity is not LOCAL:
         found["serve_app.tenant"] = story.identity.tenant.name
-    if story.request is not None:
-        found |= _of_request(story.request)
+    if request is not None and not is_embedding:
+        found |= _of_request(request)
     if story.run is not None:
         found |= _of_run(story.run)
     if story.first_sent_at is not None:
@@ -202,41 +177,10 @@ def of_story(story: Story, status: int, route: str) -> dict[str, Value]:
     return found
 
 
-def of_leg(leg: Leg) -> Mapping[str, str | int]:
-    """Of the span of one leg."""
-    found: dict[str, str | int] = {}
-    if leg.part is not None:
-        found |= {"serve_app.prompt.index": leg.part, "serve_app.replica": leg.replica}
-        found["serve_app.attempts"] = leg.num_attempts
-    if leg.num_tokens is not None:
-        found["serve_app.tokens"] = leg.num_tokens
-    return found
-
-
-def operation_of(request: CompletionRequest | None) -> str:
-    """One of the names that the conventions have."""
-    match request:
-        case EmbeddingRequest():
-            return "embeddings"
-        case ChatRequest():
-            return "chat"
-        case _:
-            return "text_completion"
-
-
 def _of_request(request: CompletionRequest) -> Mapping[str, Value]:
-    if isinstance(request, EmbeddingRequest):
-        return {}
-    sent: dict[str, Value | None] = {
-        "gen_ai.request.max_tokens": request.max_tokens,
-        "gen_ai.request.temperature": request.temperature,
-        "gen_ai.request.top_p": request.top_p,
-        "gen_ai.request.top_k": request.top_k,
-        "gen_ai.request.frequency_penalty": request.frequency_penalty,
-        "gen_ai.request.presence_penalty": request.presence_penalty,
-        "gen_ai.request.seed": request.seed,
+    sent = {
         "gen_ai.request.choice.count": request.n,
-        "gen_ai.request.stream": request.stream,
+        **{f"gen_ai.request.{name}": getattr(request, name) for name in SENT},
     }
     return {name: value for name, value in sent.items() if value is not None}
 

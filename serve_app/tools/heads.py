@@ -17,6 +17,12 @@ ARGUMENTS = ("arguments", "parameters")
 BESIDES = ("id", "type", "tool_call_id", "index")
 """Members of a call that say nothing of it."""
 RESERVED = (*NAMES, *ARGUMENTS, *BESIDES, "function")
+EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
+STRING = frozenset(("string",))
+MAX_REFERENCES = 16
+JSON_TYPES: Mapping[type, str] = {
+    type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"
+}  # fmt: skip
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _WORD = re.compile(r"\w*")
@@ -240,34 +246,20 @@ def _as_object(value: Any, written: str) -> str:
     return found
 
 
-EVERY_TYPE = frozenset(("null", "boolean", "number", "string", "array", "object"))
-MAX_REFERENCES = 16
-JSON_TYPES: Mapping[type, str] = {
-    type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "array"
-}  # fmt: skip
+def json_of(text: str, types: frozenset[str]) -> str:
+    """Return the text as JSON: the literal it is, if it may have that type; otherwise a string."""
+    written = None if types == STRING else as_json(text)
+    if written is None or _type_of(json.loads(written)) not in types:
+        return json.dumps(text, ensure_ascii=False)
+    return written
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """types: that each argument may have; one that is not named may have any"""
-
-    types: Mapping[str, frozenset[str]]
-
-    def json_of(self, key: str, text: str) -> str:
-        """Return the text as JSON: the literal it is, if the argument may have that type; otherwise a string."""
-        types = self.types.get(key, EVERY_TYPE)
-        written = None if types == {"string"} else as_json(text)
-        if written is None or _type_of(json.loads(written)) not in types:
-            return json.dumps(text, ensure_ascii=False)
-        return written
-
-
-def values_of(tool: Tool) -> Values:
-    """Return the types of one function's arguments."""
+def types_of_arguments(tool: Tool) -> Mapping[str, frozenset[str]]:
+    """Return the types that the arguments of a function may have; one that is not named may have any."""
     root = tool.parameters or {}
     properties = root.get("properties")
     named = properties if isinstance(properties, Mapping) else {}
-    return Values(types={key: types_of(schema, root) for key, schema in named.items()})
+    return {key: types_of(schema, root) for key, schema in named.items()}
 
 
 def types_of(schema: Any, root: Mapping[str, Any], num_references: int = 0) -> frozenset[str]:

@@ -6,24 +6,32 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
+from typing import TypeVar
 
 from serve_app.core.tools import Tool, ToolCall, ToolCallDelta
 from serve_app.tools.forms import PARENTHESIS, Form, mark_of
 from serve_app.tools.heads import (
+    EVERY_TYPE,
+    STRING,
     Head,
     Incomplete,
     NoCall,
-    Values,
+    json_of,
     read_object_head,
     read_object_rest,
     read_tokens,
     skip_space,
-    values_of,
+    types_of_arguments,
 )
 from serve_app.tools.literals import LiteralReader, MarkFinder
+
+MAX_HELD_CHARS = 4096
+"""Of what stands before and behind the arguments of a call; longer it is content."""
+T = TypeVar("T")
 
 
 def new_call_id() -> str:
@@ -37,10 +45,6 @@ class Parsed:
 
     content: str = ""
     calls: list[ToolCallDelta] = field(default_factory=list)
-
-
-MAX_HELD_CHARS = 4096
-"""Of what stands before and behind the arguments of a call; longer it is content."""
 
 
 class CallParser:
@@ -61,7 +65,7 @@ class CallParser:
     ) -> None:
         self.num_calls = 0
         self.is_whole = False
-        self._values = {tool.name: values_of(tool) for tool in tools}
+        self._types = {tool.name: types_of_arguments(tool) for tool in tools}
         self._is_strict = any(tool.is_strict for tool in tools)
         self._forms = (form,) if self._is_strict else (form, *form.others)
         self._dropped = frozenset() if shows_marks else form.special_marks
@@ -99,11 +103,24 @@ class CallParser:
 
     def _parsed(self) -> Parsed:
         gains = Parsed()
-        while self._phase(gains):
-            pass
+        with suppress(Incomplete):
+            while self._phase(gains):
+                pass
         return gains
 
-    # Each phase takes from the buffer and returns whether another one is to go on with what is left.
+    # Each phase takes from the buffer and returns whether another one is to go on with what is left. If more of the
+    # text has to come, it raises Incomplete, and has changed nothing.
+
+    def _tried(self, read: Callable[[], T]) -> T | None:
+        """Return what is read; None where it is no call and cannot become one. Raises Incomplete where it still may."""
+        try:
+            return read()
+        except NoCall:
+            return None
+        except Incomplete:
+            if self._is_last or len(self._buffer) > MAX_HELD_CHARS:
+                return None
+            raise
 
     def _first(self, gains: Parsed) -> bool:
         """Handle the start of the text: only white space has come, so a call may begin without a mark."""
@@ -137,13 +154,8 @@ class CallParser:
         self._phase = self._before_arguments
 
     def _before_arguments(self, gains: Parsed) -> bool:
-        try:
-            head = self._head()
-        except Incomplete:
-            if not self._is_last and len(self._buffer) <= MAX_HELD_CHARS:
-                return False
-            return self._give_back(gains)
-        except NoCall:
+        head = self._tried(self._head)
+        if head is None:
             return self._give_back(gains)
         self._name = head.name
         self._begin(gains, head.arguments or "")
@@ -195,13 +207,13 @@ class CallParser:
         """Raises Incomplete, NoCall."""
         text = self._buffer
         if text[at] == "{":
-            return read_object_head(text, at, self._values, is_marked=bool(self._mark))
+            return read_object_head(text, at, self._types, is_marked=bool(self._mark))
         for tokens in form.heads:
             is_python = tokens[-1] == PARENTHESIS
             if self._is_in_list is not is_python and (self._is_in_list or not self._mark):
                 continue
             try:
-                name, end = read_tokens(tokens, text, at, words=self._values, is_last=self._is_last)
+                name, end = read_tokens(tokens, text, at, words=self._types, is_last=self._is_last)
             except NoCall:
                 continue
             return Head(name=name, at=end) if is_python else self._named(form, name, end)
@@ -213,8 +225,6 @@ class CallParser:
         if self._buffer.startswith("{", at):
             return Head(name=name, at=at)
         found = self._found(at, (form.key_mark, *form.behind, *self._starts))
-        if found is None:
-            raise Incomplete
         if form.between is not None and found == form.key_mark:
             return Head(name=name, at=at)
         if not self._mark or self._is_cut or not (found or at == len(self._buffer)):
@@ -243,14 +253,7 @@ class CallParser:
 
     def _behind_arguments(self, gains: Parsed) -> bool:
         """Handle the members of the call's object behind its arguments."""
-        try:
-            end = read_object_rest(self._buffer, 0)
-        except Incomplete:
-            if not self._is_last and len(self._buffer) <= MAX_HELD_CHARS:
-                return False
-            end = 0
-        except NoCall:
-            end = 0
+        end = self._tried(lambda: read_object_rest(self._buffer, 0)) or 0
         self._num_open -= 1
         if 0 < end <= MAX_HELD_CHARS:
             self._take(end)
@@ -264,8 +267,6 @@ class CallParser:
         at = skip_space(self._buffer, 0)
         closers = (*self._form.behind, *(("]",) if self._is_in_list else ()))
         found = self._found(at, (*closers, *self._starts))
-        if found is None:
-            return False
         if found in closers and found:
             self._take(at + len(found))
             self._is_in_list = self._is_in_list and found != "]"
@@ -291,20 +292,12 @@ class CallParser:
         """Handle the place between two marked arguments, or behind the last one."""
         at, key = skip_space(self._buffer, 0), self._form.key_mark
         found = self._found(at, (key, *self._form.behind, *self._starts))
-        if found is None:
-            return False
-        if found == key:
-            try:
-                self._key, end = self._key_from(at, None)
-            except Incomplete:
-                if not self._is_last and len(self._buffer) <= MAX_HELD_CHARS:
-                    return False
-            except NoCall:
-                pass
-            else:
-                self._value_at = self._searched = end
-                self._phase = self._value
-                return True
+        read = self._tried(lambda: self._key_from(at, None)) if found == key else None
+        if read is not None:
+            self._key, self._value_at = read
+            self._searched = self._value_at
+            self._phase = self._value
+            return True
         rest = self._buffer[at:]
         if self._is_cut and (found == key or any(mark.startswith(rest) for mark in (key, *self._form.behind))):
             self._take(len(self._buffer))
@@ -349,10 +342,8 @@ class CallParser:
             value = value.removeprefix("\n")
         if marks.end.startswith("\n"):
             value = value.removesuffix("\n")
-        is_string = self._is_string
-        values: Values = self._values[self._name]
-        as_json = json.dumps(value, ensure_ascii=False) if is_string else values.json_of(self._key, value)
-        self._go_on(gains, written + as_json)
+        types = STRING if self._is_string else self._types[self._name].get(self._key, EVERY_TYPE)
+        self._go_on(gains, written + json_of(value, types))
         self._take(whole + (len(mark) if whole == end else 0))
         self._phase = self._between_arguments
         return True
@@ -363,7 +354,7 @@ class CallParser:
         at, is_string = text.find(self._form.key_mark, self._value_at), self._is_string
         while at >= 0:
             try:
-                self._key_from(at, self._values[self._name].types)
+                self._key_from(at, self._types[self._name])
             except (Incomplete, NoCall):
                 at = text.find(self._form.key_mark, at + 1)
             else:
@@ -387,11 +378,11 @@ class CallParser:
         if arguments:
             gains.calls.append(ToolCallDelta(index=self.num_calls - 1, arguments=arguments))
 
-    def _found(self, at: int, marks: Iterable[str]) -> str | None:
-        """Return which of the marks stands at a place; "" if none, None if more text is needed."""
+    def _found(self, at: int, marks: Iterable[str]) -> str:
+        """Return which of the marks stands at a place; "" if none. Raises Incomplete if more text is needed."""
         rest, marks = self._buffer[at : at + 256], [mark for mark in marks if mark]
         if not self._is_last and (not rest or any(mark.startswith(rest) and mark != rest for mark in marks)):
-            return None
+            raise Incomplete
         return max((mark for mark in marks if rest.startswith(mark)), key=len, default="")
 
     def _take(self, num_chars: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from serve_app.check.cluster_file import Report, check_file
-from serve_app.check.haproxy import HAPROXY, haproxy_program, is_behind_haproxy
+from serve_app.check.ray_environment import HAPROXY, haproxy_program, is_behind_haproxy
 from serve_app.cli import main
 
 ROUTER = "serve_app.deployments.apps:router"

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from serve_app.catalog.adapters import read_records
 from serve_app.catalog.files import CatalogError
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.check.folders import check_model
 from serve_app.check.single import check_model_folder
 from serve_app.deployments.arguments import ModelArgs

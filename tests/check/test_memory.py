@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.checkpoints import save_random_adapter
 from serve_app.check.cluster_file import check_file
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.check.folders import Needs
 from serve_app.check.memory import Reservation, check_memory, reservation
 from serve_app.deployments.arguments import ModelArgs

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 import pytest
 
 from serve_app.cli import screen
-from serve_app.cli.client import Service
-from serve_app.cli.commands import Dtype
-from serve_app.cli.complete import explain_request
+from serve_app.cli.complete import show_explanation
+from serve_app.cli.listing import Dtype
 from serve_app.cli.screen import Exit
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import LOCAL, Identity
@@ -212,11 +210,7 @@ def test_a_limit_of_an_explanation_stands_apart_from_its_name(capsys: pytest.Cap
         "parameters": {},
     }
 
-    class Told(Service):
-        def json(self, path: str, body: Mapping[str, object] | None = None, *, member: str | None) -> Any:
-            return {**told, "limits": limits}
-
-    explain_request(Told(url="http://nowhere"), "a", "demo", {}, is_chat=False, as_json=False)
+    show_explanation({**told, "limits": limits})
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" of 600 left")]
     assert [line.split("  ")[0] for line in lines] == ["requests per minute", "max in flight tokens", "x"]
     assert len({line.index("597") for line in lines}) == 1

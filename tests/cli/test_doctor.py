@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli import main
 from serve_app.cli.doctor.facts import (
     ILL,
@@ -24,7 +24,6 @@ from serve_app.cli.doctor.facts import (
     SUSPECT,
     Answer,
     Facts,
-    Limit,
     Listener,
     SecretFile,
     exit_code_of,
@@ -84,7 +83,6 @@ STORE = Inspection(
 )
 SOUND_FACTS = Facts(
     url="http://127.0.0.1:8000",
-    processes=(process("raylet"),),
     environment={"RAY_AUTH_MODE": "token"},
     listeners=(
         listens("127.0.0.1", 8000, "ray::ProxyActor"),
@@ -107,7 +105,6 @@ SOUND_FACTS = Facts(
     ray_answers={JOBS: 401},
     store=STORE,
     token=SecretFile(path="token", mode=0o600, is_open=False),
-    dumps=(Limit(pid=1, bytes=0),),
     holes=(),
 )
 
@@ -222,7 +219,7 @@ FOUND: list[tuple[Facts, str, Severity, str]] = [
     (replace(SOUND_FACTS, environment={"RAY_AUTH_MODE": "token", "RAY_DEBUG": "1"}), "debug", WARNING, "RAY_DEBUG=1"),
     (configured(logging_config={"log_level": "DEBUG"}), "debug", WARNING, "logging_config"),
     (configured(logging_config={"enable_access_log": True}), "debug", WARNING, "logging_config"),
-    (replace(SOUND_FACTS, dumps=(Limit(pid=1, bytes=None),)), "dumps", WARNING, "1 processes"),
+    (replace(SOUND_FACTS, num_dumping=1), "dumps", WARNING, "1 processes"),
     (replace(SOUND_FACTS, holes=holes_of(AUDITED)), "versions", ERROR, "ray 2.51.2 has CVE-2025-62593"),
     (replace(SOUND_FACTS, holes=None), "versions", NOTE, "nobody was asked"),
 ]

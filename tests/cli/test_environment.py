@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from serve_app.check.haproxy import HAPROXY, is_behind_haproxy
+from serve_app.check.ray_environment import HAPROXY, is_behind_haproxy
 from serve_app.cli import main
 from serve_app.cli.environment import (
     HAPROXY_SETTINGS,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.check.haproxy import HAPROXY_BINARY
+from serve_app.check.ray_environment import HAPROXY_BINARY
 from serve_app.cli.environment import IN_PLACE, OURS_VARIABLE, environment, loopback_haproxy, overridden
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy for Linux alone")

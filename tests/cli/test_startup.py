@@ -12,8 +12,7 @@ import pytest
 
 from serve_app.cli.address import Address
 from serve_app.cli.log_file import LogFile, log_path, telling, told_by
-from serve_app.cli.startup import Events, News, Startup, State, replicas_wanted
-from serve_app.cli.telling import BarTelling, JsonTelling, LineTelling
+from serve_app.cli.startup import BarTelling, Events, JsonTelling, LineTelling, News, Startup, State, replicas_wanted
 from serve_app.cli.up import lines_of_session, welcome
 
 LOG = """\

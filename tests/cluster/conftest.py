@@ -18,7 +18,7 @@ import yaml
 from ray import serve
 from ray.serve.schema import ServeDeploySchema
 
-from serve_app.check.haproxy import is_behind_haproxy
+from serve_app.check.ray_environment import is_behind_haproxy
 from serve_app.cli.environment import environment
 
 REPOSITORY = Path(__file__).parents[2]

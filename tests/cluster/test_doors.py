@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from benchmarks.service import running_service
-from serve_app.check.haproxy import is_behind_haproxy
+from serve_app.check.ray_environment import is_behind_haproxy
 from serve_app.cli.environment import RUN_VARIABLE, environment
 from serve_app.cli.processes import end_runs, processes_of_runs
 from tests.cluster.started import REPOSITORY, TIMEOUT_S, Started, content_of, free_port

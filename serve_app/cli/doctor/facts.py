@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli.processes import Process
 from serve_app.core.machine import is_loopback
+from serve_app.core.tenants import Tenant
 from serve_app.tenants.opening import Inspection
 
 RAYS_DASHBOARD = ("dashboard", "Dashboard")
@@ -57,14 +59,6 @@ class SecretFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """What one process of the cluster may leave behind when it crashes. bytes: None is unlimited"""
-
-    pid: int
-    bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
     """A vulnerability that an installed package is known to have. fixed: the first version without it, if any"""
 
@@ -81,8 +75,8 @@ class Facts:
     file:        name of the cluster file;  content: what it says;  complaints: errors that the check has of it
     url:         where the service was asked; None where nothing answered there
     port:        that the file says
-    processes:   of the cluster;  environment: that it was started with
-    listeners:   of those processes
+    environment: that the cluster was started with
+    listeners:   of the cluster's processes
     doubt:       why nobody need believe the certificate there; None where it is trusted, or there is none
     answers:     of the service, by the name of the probe (`serve_app.cli.doctor.probes`)
     was_fetched: whether an address that a request named was asked for an image
@@ -90,7 +84,7 @@ class Facts:
     ray_answers: of Ray's dashboard without its token, by URL
     store:       of tenants and keys; None where the file names none
     token:       the file of Ray's token
-    dumps:       of each process
+    num_dumping: processes of the cluster that leave an image of their memory behind when they crash
     open_logs:   files among the logs of Ray's session that others may read
     pickles:     files in the folders of models and adapters that hold pickled objects
     holes:       that installed packages are known to have; None where nobody could be asked
@@ -101,7 +95,6 @@ class Facts:
     complaints: tuple[str, ...] = ()
     url: str | None = None
     port: int = 8000
-    processes: tuple[Process, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     listeners: tuple[Listener, ...] = ()
     doubt: str | None = None
@@ -111,7 +104,7 @@ class Facts:
     ray_answers: Mapping[str, int] = field(default_factory=dict)
     store: Inspection | None = None
     token: SecretFile | None = None
-    dumps: tuple[Limit, ...] = ()
+    num_dumping: int = 0
     open_logs: tuple[str, ...] = ()
     pickles: tuple[str, ...] = ()
     holes: tuple[Hole, ...] | None = ()
@@ -132,13 +125,18 @@ class Facts:
         return tuple(each for each in self.listeners if each.port == self.port)
 
     @property
-    def is_outside(self) -> bool:
-        return any(each.is_outside for each in self.doors)
+    def open_doors(self) -> list[Listener]:
+        """Where others than this machine reach the service."""
+        return [each for each in self.doors if each.is_outside]
 
     @property
     def worse_outside(self) -> Severity:
-        """Of what is an error only where others than this machine reach the service."""
-        return Severity.ERROR if self.is_outside else Severity.WARNING
+        """The severity of what is an error only where others than this machine reach the service."""
+        return Severity.ERROR if self.open_doors else Severity.WARNING
+
+    @property
+    def tenants(self) -> Sequence[Tenant]:
+        return () if self.store is None else self.store.tenants
 
 
 SOUND, ILL, SUSPECT, NOT_SEEN = 0, 1, 3, 4
@@ -156,11 +154,11 @@ RESTART = (
 class Verdict:
     """One finding of one check.
 
-    check:    its name, which stays the same over versions; it stands in the list of checks alone
     severity: an error lets somebody do what they must not; a warning may, with something else; a note is to be known
     found:    what was seen, with its figures
     mend:     what to do about it, a whole sentence
-    commands: that do it, each a line of shell
+    commands: that do it, each a line of shell; where a check gives none, `serve_app check` of the file
+    check:    its name, which stays the same over versions; it stands in the list of checks alone
     """
 
     severity: Severity
@@ -170,8 +168,16 @@ class Verdict:
     check: str = ""
 
 
+def verdict(severity: Severity, found: str, mend: str, *commands: str) -> Verdict:
+    """Return a finding of the check that calls this."""
+    return Verdict(severity=severity, found=found, mend=mend, commands=commands)
+
+
+error, warning, note = (partial(verdict, severity) for severity in Severity)
+
+
 def exit_code_of(verdicts: Iterable[Verdict], *, was_seen: bool) -> int:
-    """1 where there is an error, 3 where there are warnings alone, 0 where neither.
+    """Return 1 where there is an error, 3 where there are warnings alone, 0 where neither.
 
     was_seen: whether a service ran and was looked at; where none did, what is otherwise sound is 4
     """

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.check.cluster_file import check_file
-from serve_app.cli.address import address_of, read_cluster_file
+from serve_app.cli.address import address_of, args_of, read_cluster_file
 from serve_app.cli.client import check_url
-from serve_app.cli.doctor.facts import Facts, Hole, Limit, Listener, SecretFile
+from serve_app.cli.doctor.facts import Facts, Hole, Listener, SecretFile
 from serve_app.cli.doctor.probes import RAY_PATHS, anonymous_statuses, answers_of, ask, doubt_of, tried
 from serve_app.cli.processes import (
     Process,
@@ -45,7 +45,8 @@ def gather(file: str, *, url: str | None = None) -> Facts:
         check_url(url)
     content, address = read_cluster_file(Path(file)), address_of(file)
     processes = processes_of_cluster(address.port)
-    environment = _environment(processes)
+    raylet = next((each for each in processes if each.program == "raylet"), None)
+    environment = {} if raylet is None else environment_of(raylet.pid)
     listeners = tuple(
         Listener(address=at, port=port, holder=each) for each in processes for at, port in listeners_of(each)
     )
@@ -56,10 +57,9 @@ def gather(file: str, *, url: str | None = None) -> Facts:
     return Facts(
         file=file,
         content=content,
-        complaints=_complaints(file, environment),
+        complaints=tuple(line for line in check_file(file, environment=environment).lines if ": error: " in line),
         url=asked if answers else None,
         port=address.port,
-        processes=processes,
         environment=environment,
         listeners=listeners,
         doubt=doubt_of(asked) if answers else None,
@@ -69,7 +69,7 @@ def gather(file: str, *, url: str | None = None) -> Facts:
         ray_answers=dict(_ray_answers(listeners)),
         store=_store(content, environment),
         token=_token(environment),
-        dumps=tuple(Limit(pid=each.pid, bytes=core_limit_of(each)) for each in processes),
+        num_dumping=sum(core_limit_of(each) != 0 for each in processes),
         open_logs=tuple(open_logs(processes)),
         pickles=tuple(_pickles(content))[:MAX_PICKLES],
         holes=_known_holes(),
@@ -77,7 +77,7 @@ def gather(file: str, *, url: str | None = None) -> Facts:
 
 
 def processes_of_cluster(port: int) -> tuple[Process, ...]:
-    """All that belong to whoever listens on the port: the run of `serve_app up`, or the session of Ray."""
+    """Return all that belong to whoever listens on the port: the run of `serve_app up`, or the session of Ray."""
     holder = listener_on(port)
     if holder is None:
         return ()
@@ -93,14 +93,14 @@ def processes_of_cluster(port: int) -> tuple[Process, ...]:
 
 
 def _sessions(processes: Sequence[Process]) -> set[Path]:
-    """The folders of Ray's sessions that the processes' commands name."""
+    """Return the folders of Ray's sessions that the processes' commands name."""
     words = (word for each in processes for word in each.command.replace("=", " ").split() if SESSION in word)
     paths = (Path(word) for word in words)
     return {path for each in paths for path in (each, *each.parents) if path.name.startswith(SESSION)}
 
 
 def open_logs(processes: Sequence[Process]) -> Iterator[str]:
-    """Logs that others may read, of those that the cluster's processes write."""
+    """Yield logs that others may read, of those that the cluster's processes write."""
     for session in sorted(_sessions([each for each in processes if each.program == "raylet"])):
         for file in sorted((session / "logs").rglob("*")):
             with suppress(OSError):
@@ -108,18 +108,8 @@ def open_logs(processes: Sequence[Process]) -> Iterator[str]:
                     yield str(file)
 
 
-def _environment(processes: Sequence[Process]) -> Mapping[str, str]:
-    """That the cluster was started with, as its raylet has it."""
-    raylet = next((each for each in processes if each.program == "raylet"), None)
-    return {} if raylet is None else environment_of(raylet)
-
-
-def _complaints(file: str, environment: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(line for line in check_file(file, environment=environment).lines if ": error: " in line)
-
-
 def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
-    """Of whatever speaks HTTP among the sockets of Ray's dashboard."""
+    """Yield what is answered by whatever speaks HTTP among the sockets of Ray's dashboard."""
     for each in listeners:
         if each.is_dashboard:
             host = "127.0.0.1" if each.is_outside else each.address
@@ -131,7 +121,7 @@ def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
 
 
 def _store(content: Mapping[str, Any], environment: Mapping[str, str]) -> Inspection | None:
-    for args in _all_args(content):
+    for args in args_of(content):
         if args.get("store"):
             pepper = Path(str(args.get("pepper") or DEFAULT_PEPPER))
             secret = environment.get(VARIABLE, os.environ.get(VARIABLE))
@@ -140,7 +130,7 @@ def _store(content: Mapping[str, Any], environment: Mapping[str, str]) -> Inspec
 
 
 def _token(environment: Mapping[str, str]) -> SecretFile | None:
-    """Where Ray keeps its token (https://docs.ray.io, Token authentication)."""
+    """Look at the file of Ray's token (https://docs.ray.io, Token authentication)."""
     named = environment.get("RAY_AUTH_TOKEN_PATH") or os.environ.get("RAY_AUTH_TOKEN_PATH")
     file = Path(named) if named else Path.home() / ".ray" / "auth_token"
     try:
@@ -152,7 +142,7 @@ def _token(environment: Mapping[str, str]) -> SecretFile | None:
 
 
 def _pickles(content: Mapping[str, Any]) -> Iterator[str]:
-    for args in _all_args(content):
+    for args in args_of(content):
         for name in ("path", "adapters"):
             folder = Path(str(args.get(name) or ""))
             if args.get(name) and folder.is_dir():
@@ -181,11 +171,3 @@ def holes_of(report: bytes) -> tuple[Hole, ...]:
         for package in json.loads(report)["dependencies"]
         for hole in package.get("vulns", ())
     )
-
-
-def _all_args(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    applications = content.get("applications")
-    for each in applications if isinstance(applications, list) else ():
-        args = each.get("args") if isinstance(each, dict) else None
-        if isinstance(args, dict):
-            yield args

@@ -65,7 +65,7 @@ def ask(url: str, method: str, path: str, headers: Mapping[str, str], body: byte
 
 
 def doubt_of(url: str) -> str | None:
-    """Why the certificate there names nobody that this machine trusts; None where it does, or there is none."""
+    """Return why this machine trusts no name of the certificate there; None where it does, or there is none."""
     if not url.startswith("https:"):
         return None
     try:
@@ -79,7 +79,7 @@ def doubt_of(url: str) -> str | None:
 
 
 def answers_of(url: str, key: str | None) -> dict[str, Answer]:
-    """What came back of each probe. key: for the page, which is nobody's without one
+    """Return what came back of each probe. key: for the page, which is nobody's without one
 
     No certificate is looked at where nothing secret is sent: what stands behind it is asked in any case.
     """
@@ -90,13 +90,13 @@ def answers_of(url: str, key: str | None) -> dict[str, Answer]:
 
 
 def anonymous_statuses(url: str) -> dict[tuple[str, str], int]:
-    """Of every route that somebody without a key must not have."""
+    """Return the status of every route that somebody without a key must not have."""
     asked = ((route, ask(url, *route, {"content-length": "0"} if route[0] != "GET" else {})) for route in routes())
     return {route: answer.status for route, answer in asked if answer is not None}
 
 
 def routes() -> Iterator[tuple[str, str]]:
-    """Method and path, with a name that nothing has in the place of names."""
+    """Yield method and path, with a name that nothing has in the place of names."""
     for path in Path:
         if path not in OPEN:
             yield path.method, path.replace("{id}", "doctor")
@@ -105,7 +105,7 @@ def routes() -> Iterator[tuple[str, str]]:
 
 
 def tried(url: str, key: str | None) -> tuple[Answer | None, bool]:
-    """What was answered to the folder, and whether the address was asked for; nothing is tried without a model."""
+    """Return the answer to the folder, and whether the address was asked for; nothing is tried without a model."""
     headers = {} if key is None else {KEY_HEADER: f"Bearer {key}"}
     model = _model(ask(url, "GET", Path.MODELS, headers))
     if model is None:
@@ -126,7 +126,7 @@ def _connection(url: str, *, is_verified: bool) -> http.client.HTTPConnection:
 
 
 def _is_fetched(url: str, headers: dict[str, str], model: str) -> bool:
-    """Whether anybody came to a socket of ours that a request named."""
+    """Return whether anybody came to a socket of ours that a request named."""
     with socket.create_server(("127.0.0.1", 0)) as ours:
         image = {"url": f"http://127.0.0.1:{ours.getsockname()[1]}/doctor.png"}
         parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": image}]
@@ -136,7 +136,7 @@ def _is_fetched(url: str, headers: dict[str, str], model: str) -> bool:
 
 
 def _model(listed: Answer | None) -> str | None:
-    """A base model of the list."""
+    """Return a base model of the list."""
     try:
         names = [each["id"] for each in json.loads(listed.body)["data"]] if listed is not None else []
     except (ValueError, KeyError, TypeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from serve_app.check.findings import Severity
+from serve_app.check.document import Severity
 from serve_app.cli.doctor import doors, kept
 from serve_app.cli.doctor.facts import Facts, Verdict, exit_code_of
 from serve_app.cli.doctor.gathering import gather
@@ -27,7 +27,7 @@ def run(file: str, *, url: str | None = None, as_json: bool = False) -> int:
 
 
 def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str, object]:
-    """One object: `exit_code`, `url`, and under `checks` each with its findings."""
+    """Return one object: `exit_code`, `url`, and under `checks` each with its findings."""
     checks = [
         {
             "name": check.name,
@@ -42,7 +42,7 @@ def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str,
 
 
 def lines_of(facts: Facts, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """A line per check that is sound, and each finding with what mends it."""
+    """Yield a line per check that is sound, and each finding with what mends it."""
     yield f"{facts.url or f'port {facts.port}: {NOT_SEEN}'}"
     for check in CHECKS:
         found = [each for each in verdicts if each.check == check.name]
@@ -60,52 +60,53 @@ def _told(verdict: Verdict) -> Iterator[str]:
     yield from (f"             $ {command}" for command in verdict.commands)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
-    """name: of its verdicts; sound: what holds where it has none; needs_service: whether it sees only what runs"""
+    """sound: what holds where it finds nothing;  needs_service: whether it sees only what runs"""
 
-    name: str
-    sound: str
     find: Callable[[Facts], Iterator[Verdict]]
+    sound: str
     needs_service: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.find.__name__.removeprefix("check_").replace("_", "-")
 
 
 CHECKS = (
-    Check(name="file", sound="the cluster file can be served", find=kept.check_file),
-    Check(name="bind", sound="nobody is let in unasked from outside", find=doors.check_bind, needs_service=True),
-    Check(name="routes", sound="nobody without a key is answered", find=doors.check_routes, needs_service=True),
-    Check(name="tls", sound="no key crosses a network in the clear", find=doors.check_tls, needs_service=True),
-    Check(name="headers", sound="headers are bounded and steer nothing", find=doors.check_headers, needs_service=True),
-    Check(name="bodies", sound="bodies are bounded before they are read", find=doors.check_bodies, needs_service=True),
-    Check(name="errors", sound="errors tell nothing of this machine", find=doors.check_errors, needs_service=True),
-    Check(name="pages", sound="the page loads nothing of others", find=doors.check_pages, needs_service=True),
-    Check(name="cors", sound="web pages call only where they are listed", find=doors.check_cors, needs_service=True),
-    Check(
-        name="addresses",
-        sound="nothing is fetched that a request names",
-        find=doors.check_addresses,
-        needs_service=True,
-    ),
-    Check(
-        name="adapters", sound="an adapter is a name and never a place", find=doors.check_adapters, needs_service=True
-    ),
-    Check(name="ray-token", sound="Ray's ports want a token", find=kept.check_ray_token, needs_service=True),
-    Check(name="ray-dashboard", sound="nobody submits jobs", find=doors.check_ray_dashboard, needs_service=True),
-    Check(name="ray-ports", sound="Ray listens on loopback", find=doors.check_ray_ports, needs_service=True),
-    Check(name="haproxy", sound="HAProxy shows nobody its statistics", find=doors.check_haproxy, needs_service=True),
-    Check(name="store", sound="the store is there and its owner's alone", find=kept.check_store),
-    Check(name="pepper", sound="the pepper is right, and its owner's alone", find=kept.check_pepper),
-    Check(name="keys", sound="keys of administrators end", find=kept.check_keys),
-    Check(name="tenants", sound="every tenant has a limit and a cache of its own", find=kept.check_tenants),
-    Check(name="texts", sound="no tenant's prompts are logged", find=kept.check_texts),
-    Check(name="limits", sound="one request is bounded as usual", find=kept.check_limits),
-    Check(name="models", sound="no pickled objects beside weights", find=kept.check_models),
-    Check(name="debug", sound="no developer's switch is on", find=kept.check_debug, needs_service=True),
-    Check(name="dumps", sound="a crash leaves no memory behind", find=kept.check_dumps, needs_service=True),
-    Check(name="versions", sound="no version with a known hole", find=kept.check_versions),
+    Check(kept.check_file, "the cluster file can be served"),
+    Check(doors.check_bind, "nobody is let in unasked from outside", needs_service=True),
+    Check(doors.check_routes, "nobody without a key is answered", needs_service=True),
+    Check(doors.check_tls, "no key crosses a network in the clear", needs_service=True),
+    Check(doors.check_headers, "headers are bounded and steer nothing", needs_service=True),
+    Check(doors.check_bodies, "bodies are bounded before they are read", needs_service=True),
+    Check(doors.check_errors, "errors tell nothing of this machine", needs_service=True),
+    Check(doors.check_pages, "the page loads nothing of others", needs_service=True),
+    Check(doors.check_cors, "web pages call only where they are listed", needs_service=True),
+    Check(doors.check_addresses, "nothing is fetched that a request names", needs_service=True),
+    Check(doors.check_adapters, "an adapter is a name and never a place", needs_service=True),
+    Check(kept.check_ray_token, "Ray's ports want a token", needs_service=True),
+    Check(doors.check_ray_dashboard, "nobody submits jobs", needs_service=True),
+    Check(doors.check_ray_ports, "Ray listens on loopback", needs_service=True),
+    Check(doors.check_haproxy, "HAProxy shows nobody its statistics", needs_service=True),
+    Check(kept.check_store, "the store is there and its owner's alone"),
+    Check(kept.check_pepper, "the pepper is right, and its owner's alone"),
+    Check(kept.check_keys, "keys of administrators end"),
+    Check(kept.check_tenants, "every tenant has a limit and a cache of its own"),
+    Check(kept.check_texts, "no tenant's prompts are logged"),
+    Check(kept.check_limits, "one request is bounded as usual"),
+    Check(kept.check_models, "no pickled objects beside weights"),
+    Check(kept.check_debug, "no developer's switch is on", needs_service=True),
+    Check(kept.check_dumps, "a crash leaves no memory behind", needs_service=True),
+    Check(kept.check_versions, "no version with a known hole"),
 )
 
 
 def examine(facts: Facts) -> list[Verdict]:
-    """Everything that there is to say."""
-    return [replace(verdict, check=check.name) for check in CHECKS for verdict in check.find(facts)]
+    """Return what every check finds."""
+    usual = (f"serve_app check {facts.file}",)
+    return [
+        replace(found, check=check.name, commands=found.commands or usual)
+        for check in CHECKS
+        for found in check.find(facts)
+    ]

@@ -1,4 +1,4 @@
-"""Whether HAProxy accepts a cluster's clients, or Serve's Python proxy."""
+"""What Ray reads of its environment: who accepts a cluster's clients, and whether its own ports want a token."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 """Ray's variable: 1 has HAProxy accept clients, 0 has Serve's Python proxy do so."""
 HAPROXY_BINARY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 """Ray's variable: which program Serve starts as HAProxy."""
+AUTH_MODE = "RAY_AUTH_MODE"
+"""Ray's variable: whether Ray's own ports want its token."""
+TOKEN = "token"  # nosec B105 # the mode's name
 TLS_FILES = ("ssl_certfile", "ssl_keyfile")
 
 
