@@ -268,8 +268,7 @@ class Driver:
 
     def _has_work(self) -> bool:
         """Return whether there is something to do. Paused sequences alone are no work, though the engine holds them."""
-        can_step = self._open.has_active or not self._open.has_paused
-        return bool(self._inbox or self._outgoing or (can_step and self._engine.has_work))
+        return bool(self._inbox or self._outgoing or (self._open.may_go_on and self._engine.has_work))
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do, a moment longer after a failure; False when closing."""
@@ -296,13 +295,9 @@ class OpenSequences:
         self._paused: set[str] = set()
 
     @property
-    def has_active(self) -> bool:
-        """Whether any is neither ended nor paused."""
-        return len(self._samples) > len(self._paused)
-
-    @property
-    def has_paused(self) -> bool:
-        return bool(self._paused)
+    def may_go_on(self) -> bool:
+        """Whether any may be computed further; True also if there are none at all."""
+        return len(self._samples) > len(self._paused) or not self._paused
 
     @property
     def request_ids(self) -> frozenset[str]:

@@ -308,8 +308,12 @@ class PromptsInWork:
         if sequence in self._awaited:
             return self._awaited[sequence]
         for each, verdicts in self._verdicts.items():
-            if num_tokens := self._num_shared(each, sequence, verdicts):
-                self._awaited[sequence] = Shared(each, num_tokens)
+            if sequence not in verdicts:  # no prompt changes while `each` is here
+                if self.num_compared - self._compared_before >= MOST_COMPARED:
+                    continue
+                verdicts[sequence] = self._compare(each, sequence)
+            if verdicts[sequence]:
+                self._awaited[sequence] = Shared(each, verdicts[sequence])
                 return self._awaited[sequence]
         return None
 
@@ -333,17 +337,8 @@ class PromptsInWork:
                 nearest[shared.other] = min(shared.num_tokens, nearest.get(shared.other, shared.num_tokens))
         return nearest
 
-    def _num_shared(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, int]) -> int:
-        """Return how many tokens both begin with, if that is worth while; no prompt changes while `other` is here."""
-        verdict = verdicts.get(sequence)
-        if verdict is None:
-            if self.num_compared - self._compared_before >= MOST_COMPARED:
-                return 0
-            verdict = verdicts[sequence] = self._compare(other, sequence)
-        return verdict
-
     def _compare(self, other: Sequence, sequence: Sequence) -> int:
-        """Return how many tokens both begin with, or 0. A prompt's last token is always computed."""
+        """Return how many tokens both begin with, 0 if too few. A prompt's last token is always computed."""
         size, lengths = self._block_size, (other.prompt_length, sequence.prompt_length)
         num_blocks = max(-(-max(lengths) // (2 * size)), other.place.num_cached_tokens // size + 1)
         num_tokens = num_blocks * size

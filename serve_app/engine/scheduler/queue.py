@@ -103,18 +103,8 @@ class WaitingQueue:
 
         lacks: whether what a sequence lacks is known without looking at it: it is passed over, and hides nobody
 
-        A pass asks for the key of every line once, and again where its turn is near.
-        """
-        if len(self._lines) == 1:
-            (line,) = self._lines.values()
-            waiting = list(islice(line.sequences.values(), MOST_PASSED_OVER))
-            return islice((each for each in waiting if not lacks(each)), MAX_LOOKAHEAD)
-        return self._merged(key_of, lacks)
-
-    def _merged(self, key_of: KeyOf, lacks: Lacks) -> Iterator[Sequence]:
-        """Keep lines in a heap, by keys that are never above their present ones.
-
-        Only two things lower a key: a turn those of its flow, and an adapter that is loaded any.
+        A pass asks for the key of every line once, and again where its turn is near. It keeps lines in a heap, by keys
+        that are never above their present ones: a turn lowers those of its flow alone, an adapter that is loaded any.
         """
         most = max(LEAST_LOOKAHEAD, MAX_LOOKAHEAD // max(1, len(self._lines)))
         ahead, looked_at, num_passed_over = dict[int, deque[Sequence]](), Counter[int](), 0
@@ -152,7 +142,7 @@ class WaitingQueue:
                 heap, num_swaps = entries(self._lines.values()), self._policy.num_swaps
                 heapify(heap)
             elif id(sequence) not in line.sequences:  # it had its turn
-                names = (self._policy.line_of(replace(line.share, priority=priority)) for priority in RANKS)
+                names = {self._policy.line_of(replace(line.share, priority=priority)) for priority in RANKS}
                 for each in entries(self._lines[name] for name in names if name in self._lines):
                     heappush(heap, each)
 

@@ -1,14 +1,10 @@
 """Verifies guesses: draws each next token, and goes on as long as the drawn tokens equal the guesses.
 
-Every token is drawn as it would be without guesses: by the same sampler, from logits of the same tokens before it, by
-the random numbers of its own position, with all that penalties, constraints and stops have seen until then. A guess is
-only compared with what was drawn. So a text is the same with and without, sampled ones too, and whatever may be asked
-of a request holds of itself: a guess never enters a sequence's state, and there is nothing to be rolled back.
+The sampler draws every token as without guesses: from logits of the same tokens, by the random numbers of its own
+position. A guess is only compared with what was drawn. It never enters a sequence's state, so nothing is rolled back.
 
-Nothing is lost by that. Rejection sampling (Leviathan et al., arXiv 2211.17192) accepts a token x that was guessed with
-probability q(x) where it is likely p(x) with probability min(1, p(x) / q(x)); here a guess is certain, q(x) = 1, and
-that is p(x): the probability that drawing from p gives x. More cannot be had of any scheme whose tokens are distributed
-as p, as a guess that is accepted is a token that comes out.
+Nothing is lost by that. Rejection sampling (Leviathan et al., arXiv 2211.17192) accepts a guess x with probability
+min(1, p(x) / q(x)). Here a guess is certain, q(x) = 1, so that is p(x): the probability that drawing gives x.
 """
 
 from __future__ import annotations
