@@ -50,13 +50,13 @@ def body(**members: Any) -> dict[str, Any]:
 async def cost(stack: Stack, members: dict[str, Any]) -> tuple[float, int, int, int, list[str]]:
     """Seconds, steps, forced tokens, tokens, texts."""
     engine = core_of(stack.services[0])
-    before = engine.num_steps, engine.num_forced_tokens
+    before = engine.num_steps, engine._output.num_forced
     started = time.perf_counter()
     answer = (await stack.post(body(**members))).json()
     seconds = time.perf_counter() - started
     await stack.settled()
     texts = [choice["text"] for choice in answer["choices"]]
-    steps, forced = engine.num_steps - before[0], engine.num_forced_tokens - before[1]
+    steps, forced = engine.num_steps - before[0], engine._output.num_forced - before[1]
     return seconds, steps, forced, answer["usage"]["completion_tokens"], texts
 
 

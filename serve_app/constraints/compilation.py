@@ -39,7 +39,9 @@ NO_SPECIAL: Special = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """text:      as the library reads it
+    """A compiled grammar.
+
+    text:      as the library reads it
     formats:   formats in its schemas that are not enforced
     has_rules: that a client wrote, which may be ambiguous
     """

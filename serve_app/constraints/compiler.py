@@ -248,7 +248,10 @@ class OutOfTime(Refusal):
 
 
 class Trials:
-    """Threads may share it. server: the process, which begins with the first trial, and again where it was lost"""
+    """Tries constraints in child processes; threads may share it.
+
+    server: the process that they fork from; it begins with the first trial, and again if it was lost
+    """
 
     def __init__(self, vocabulary: Vocabulary, limits: ConstraintLimits) -> None:
         self._limits = limits
@@ -259,7 +262,7 @@ class Trials:
         self.server.open().close()
 
     def run(self, constraint: Constraint, *, max_wall_s: float | None = None) -> Grammar:
-        """Blocks for so long at most, `max_wall_s` of the limits unless it is said, and for the process to begin.
+        """Try a constraint; block for `max_wall_s` at most (else that of the limits), and until the process began.
 
         Raises Refusal, EngineFailed.
         """

@@ -43,7 +43,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Class:
-    """One character: of the ranges, both ends included, or of none of them."""
+    """A character of the ranges, both ends included, or a character of none of them."""
 
     ranges: tuple[tuple[int, int], ...]
     is_negated: bool
@@ -56,7 +56,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """One after the other; none is the empty text."""
+    """A sequence of parts; no parts are the empty text."""
 
     parts: tuple[Node, ...]
 
@@ -68,23 +68,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """`high` None is without end."""
+    """A part from `low` to `high` times; `high` None is without end."""
 
     part: Node
     low: int
     high: int | None
 
 
+Token = re.Match[str]
 Node = Literal | Class | Reference | Items | Choice | Repeat
 COUNTS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 ANY_CHARACTER = Class((), is_negated=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    kind: str
-    text: str
-    line: int
 
 
 def read_gbnf(text: str) -> dict[str, Node]:
@@ -96,16 +90,13 @@ def read_gbnf(text: str) -> dict[str, Node]:
 
 
 def _tokens(text: str) -> list[Token]:
-    tokens, place, line = [], 0, 1
-    while place < len(text):
-        found = TOKEN.match(text, place)
-        if found is None:
-            raise Refusal(f"line {line}: {text[place : place + 20]!r} is not part of a grammar in GBNF")
-        if found.lastgroup != "blank":
-            assert found.lastgroup is not None
-            tokens.append(Token(found.lastgroup, found.group(), line))
-        line += found.group().count("\n")
+    tokens, place = [], 0
+    while found := TOKEN.match(text, place):
+        tokens += [found] if found.lastgroup != "blank" else []
         place = found.end()
+    if place < len(text):
+        line = text.count("\n", 0, place) + 1
+        raise Refusal(f"line {line}: {text[place : place + 20]!r} is not part of a grammar in GBNF")
     return tokens
 
 
@@ -122,7 +113,7 @@ class _Reader:
         while self._place < len(self._tokens):
             if not self._begins_rule():
                 self._refuse('expected a rule "name ::= …"')
-            name = self._tokens[self._place].text
+            name = self._tokens[self._place].group()
             if name in rules:
                 self._refuse(f'the rule "{name}" stands there twice')
             self._place += 2
@@ -148,16 +139,16 @@ class _Reader:
         token = self._peek()
         if token is None or self._begins_rule():
             return None
-        match token.kind:
+        match token.lastgroup:
             case "literal":
-                part: Node = Literal("".join(map(chr, self._characters(token))))
+                part: Node = Literal("".join(map(chr, self._characters(token.group()))))
             case "class":
                 part = self._class(token)
             case "name":
-                part = Reference(token.text)
-            case "sign" if token.text == ".":
+                part = Reference(token.group())
+            case "sign" if token.group() == ".":
                 part = ANY_CHARACTER
-            case "sign" if token.text == "(":
+            case "sign" if token.group() == "(":
                 return self._group()
             case _:
                 return None
@@ -179,23 +170,24 @@ class _Reader:
         token = self._peek()
         if token is None:
             return None
-        if token.kind == "sign" and token.text in COUNTS:
+        text = token.group()
+        if token.lastgroup == "sign" and text in COUNTS:
             self._place += 1
-            return COUNTS[token.text]
-        if token.kind != "counts":
+            return COUNTS[text]
+        if token.lastgroup != "counts":
             return None
-        low, comma, high = token.text[1:-1].replace(" ", "").partition(",")
+        low, comma, high = text[1:-1].replace(" ", "").partition(",")
         if max(len(low), len(high)) > MAX_COUNT_DIGITS or not (low or high):
-            self._refuse(f"{token.text[:40]} is no number of repetitions")
+            self._refuse(f"{text[:40]} is no number of repetitions")
         counts = int(low or 0), (int(high) if high else None) if comma else int(low)
         if counts[1] is not None and counts[1] < counts[0]:
-            self._refuse(f"{token.text} ends below its beginning")
+            self._refuse(f"{text} ends below its beginning")
         self._place += 1
         return counts
 
     def _class(self, token: Token) -> Class:
-        is_negated = token.text.startswith("[^")
-        codes = self._characters(token, first=2 if is_negated else 1, marks_escapes=True)
+        is_negated = token.group().startswith("[^")
+        codes = self._characters(token.group(), first=2 if is_negated else 1, marks_escapes=True)
         ranges, place = [], 0
         while place < len(codes):
             low = high = abs(codes[place])
@@ -203,23 +195,23 @@ class _Reader:
                 high = abs(codes[place + 2])
                 place += 2
             if high < low:
-                self._refuse(f"the class {token.text[:40]} has a range that ends before it begins")
+                self._refuse(f"the class {token.group()[:40]} has a range that ends before it begins")
             ranges.append((low, high))
             place += 1
         if not ranges and not is_negated:
             self._refuse("the class [] has no character")
         return Class(tuple(ranges), is_negated=is_negated)
 
-    def _characters(self, token: Token, *, first: int = 1, marks_escapes: bool = False) -> list[int]:
+    def _characters(self, text: str, *, first: int = 1, marks_escapes: bool = False) -> list[int]:
         """Return the code points between quotes or brackets; escaped ones are negative if `marks_escapes`."""
-        codes, place, end = [], first, len(token.text) - 1
+        codes, place, end = [], first, len(text) - 1
         while place < end:
-            if token.text[place] != "\\":
-                codes.append(ord(token.text[place]))
+            if text[place] != "\\":
+                codes.append(ord(text[place]))
                 place += 1
                 continue
-            kind = token.text[place + 1]
-            digits = token.text[place + 2 : min(end, place + 2 + HEX_DIGITS.get(kind, 0))]
+            kind = text[place + 1]
+            digits = text[place + 2 : min(end, place + 2 + HEX_DIGITS.get(kind, 0))]
             codes.append(self._escaped(kind, digits) * (-1 if marks_escapes else 1))
             place += 2 + len(digits)
         return codes
@@ -238,19 +230,21 @@ class _Reader:
 
     def _takes(self, sign: str) -> bool:
         token = self._peek()
-        if token is None or token.kind != "sign" or token.text != sign:
+        if token is None or token.group() != sign:
             return False
         self._place += 1
         return True
 
     def _begins_rule(self) -> bool:
         following = self._tokens[self._place : self._place + 2]
-        return [token.kind for token in following] == ["name", "defines"]
+        return [token.lastgroup for token in following] == ["name", "defines"]
 
     def _refuse(self, message: str) -> NoReturn:
         token = self._peek()
-        where = f"line {token.line}, at {token.text[:20]!r}" if token is not None else "at the end"
-        raise Refusal(f"{where}: {message}")
+        if token is None:
+            raise Refusal(f"at the end: {message}")
+        line = token.string.count("\n", 0, token.start()) + 1
+        raise Refusal(f"line {line}, at {token.group()[:20]!r}: {message}")
 
 
 def check_rules(rules: Mapping[str, Node], order: Sequence[str]) -> None:
@@ -298,7 +292,10 @@ def quoted(text: str) -> str:
 
 
 class _Writer:
-    """regular: rules that can be terminals, as neither they nor what they are made of refers to itself"""
+    """Writes rules as Lark.
+
+    regular: rules that can be terminals, as neither they nor what they are made of refers to itself
+    """
 
     def __init__(self, rules: Mapping[str, Node], prefix: str) -> None:
         self._rules = rules

@@ -17,7 +17,7 @@ from serve_app.core.request import Constraint, ConstraintKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstraintLimits:
-    """Everything in it is a tenant's to write, so everything it costs is bounded.
+    """Bounds of what compiling constraints may cost: a tenant writes them, so all that they cost is bounded.
 
     max_cpu_s:       processor time of one trial, after which its process is ended by the kernel
     max_wall_s:      the same on the clock, where others have the processors

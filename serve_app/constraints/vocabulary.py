@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
@@ -19,7 +18,7 @@ Encode = Callable[[str], Sequence[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """Every id of the model's logits.
+    """Describes every id of the model's logits to the constraint library.
 
     pieces: the bytes that each token adds to a text; None where it adds none: special tokens, and padding
     eos_token_ids: those that end a text; a text without any ends where its grammar does
@@ -35,12 +34,12 @@ class Vocabulary:
 
     @property
     def num_ids(self) -> int:
-        """With the one behind the last token, where that stands for the end."""
+        """Count the ids, with the one behind the last token if that stands for the end."""
         return len(self.pieces) + (not self.eos_token_ids)
 
     @property
     def num_words(self) -> int:
-        """Words of 32 bits that a mask takes."""
+        """Return the words of 32 bits that a mask takes."""
         return (self.num_ids + 31) // 32
 
     def tokenizer(self, encode: Encode | None = None) -> LLTokenizer:
@@ -50,7 +49,7 @@ class Vocabulary:
         could read a tokenizer's file by itself and do that, no sooner, with a second copy of the tokenizer in memory.
         """
         eos_token_ids = list(self.eos_token_ids) or [len(self.pieces)]
-        source = _Source(self._words(), self._special(), eos_token_ids[0], encode)
+        source = _Source(self._words(), self._special(), eos_token_ids[0], encode, self.num_ids)
         source.tokenizer = LLTokenizer(source, eos_token=eos_token_ids, slices=list(SLICES))  # type: ignore[arg-type]
         source.forget_words()
         return source.tokenizer
@@ -63,25 +62,18 @@ class Vocabulary:
         return [token_id for token_id in range(self.num_ids) if token_id >= len(self) or not self.pieces[token_id]]
 
 
-class _Source(SimpleNamespace):
+@dataclass(eq=False)
+class _Source:
     """What the library asks a tokenizer for."""
 
     tokens: list[bytes]
     special_token_ids: list[int]
+    eos_token_id: int
     encode: Encode | None
     num_ids: int
-    tokenizer: LLTokenizer
-
-    def __init__(self, words: list[bytes], special: list[int], eos_token_id: int, encode: Encode | None) -> None:
-        super().__init__(
-            tokens=words,
-            special_token_ids=special,
-            eos_token_id=eos_token_id,
-            bos_token_id=None,
-            is_tokenizer_wrapper=True,
-            encode=encode,
-            num_ids=len(words),
-        )
+    bos_token_id: int | None = None
+    is_tokenizer_wrapper: bool = True
+    tokenizer: LLTokenizer = field(init=False)
 
     def forget_words(self) -> None:
         """Drop the words: the library has copied them, and keeps this object as long as there may be text to cut."""
@@ -120,23 +112,23 @@ class Matcher:
 
     @property
     def forced(self) -> int | None:
-        """The only token that the next mask will allow, where the constraint says so by itself."""
+        """Return the only token that the next mask will allow, if the constraint says so by itself."""
         tokens = self._matcher.compute_ff_tokens()
         return tokens[0] if tokens else None
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing may follow but the end."""
+        """Return whether nothing may follow but the end."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def may_end(self) -> bool:
-        """Whether the text so far satisfies the constraint."""
+        """Return whether the text so far satisfies the constraint."""
         return self._matcher.is_accepting()
 
     @property
     def failure(self) -> str | None:
-        """Why nothing can be said any more: the work for one token has passed its bounds. It stays so."""
+        """Return why the text cannot go on: the work for one token has passed its bounds. It stays so."""
         return self._matcher.get_error() if self._matcher.is_error() else None
 
 

@@ -15,12 +15,13 @@ from collections.abc import Sequence as Items
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Self
 
 import torch
 
 from serve_app.core.cards import EVERYTHING, AdapterCard, AdapterRecord, ModelCard
-from serve_app.core.delta import Delta, Load
+from serve_app.core.delta import Delta
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
@@ -32,7 +33,7 @@ from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.record import RecordBounds, record_card
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
-from serve_app.engine.output.output import PERIOD_S, Period
+from serve_app.engine.sampling.output import PERIOD_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.encoder import image_card, make_encoder
 from serve_app.engine.vision.images import place_images
@@ -49,6 +50,8 @@ STALLED_S = 0.05
 """An engine that waits for something sleeps so long until it looks again, unless it is nudged."""
 SILENCE_S = 2 * PERIOD_S
 """For so long routers are told nothing of what is spent unless there is something else to tell."""
+Command = Callable[[frozenset[str]], None]
+"""Something that other threads ask of the engine, about these requests."""
 
 
 class Driver:
@@ -66,23 +69,19 @@ class Driver:
     about; if a step or an integrity check fails, all, and the engine begins anew. After twenty failures in a row
     without a good step `check` gives the engine up.
 
-    deliver: called in that thread with everything a step gave and with how busy the engine is then; also after a
-             step that gave nothing: behind an abort, and now and then where something was spent
     niceness: of that thread, beside its process's
-    load:    of the engine after its last step; may be read by any thread
+    load:     of the engine after its last step; may be read by any thread
     """
 
-    def __init__(
-        self, engine: Engine, deliver: Deliver, *, niceness: int = 0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, engine: Engine, *, niceness: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
-        self._deliver = deliver
+        self._deliver: Deliver = lambda deltas, load: None
         self._niceness = niceness
         self._clock = clock
         self._leftovers = Leftovers(clock)
         self._checks = Throttle(clock)
         self._silence = Period(clock, SILENCE_S)
-        self._inbox: deque[tuple[Callable[[], None], frozenset[str]]] = deque()  # a call, and the requests it is about
+        self._inbox: deque[tuple[tuple[Command, ...], frozenset[str]]] = deque()  # and the requests they are about
         self._open = OpenSequences()
         self._outgoing: list[Delta] = []
         self._wake = threading.Condition()
@@ -92,43 +91,36 @@ class Driver:
         self._num_failures_in_a_row = 0
         self.load = engine.load
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self, deliver: Deliver) -> None:
+        """Begin to step; call it once.
+
+        deliver: called in the thread with everything a step gave and with how busy the engine is then; also after a
+                 step that gave nothing: behind an abort, and now and then where something was spent
+        """
+        self._deliver = deliver
         self._thread.start()
 
     def submit(self, requests: Items[Items[Sequence]]) -> None:
         """Queue requests, each as its sequences, before the next step."""
         for sequences in requests:
-            self._submit(sequences)
+            self._post(frozenset((sequences[0].request.request_id,)), *self._adding(sequences))
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End requests before the next step."""
-
-        def end() -> None:
-            self._open.end(request_ids)
-            self._engine.abort(request_ids)
-
-        self._post(end, request_ids)
+        self._post(request_ids, self._open.end, self._engine.abort)
 
     def pause(self, request_ids: frozenset[str]) -> None:
         """Take requests out of the batch until they are resumed; those unknown are left alone."""
-
-        def pause() -> None:
-            self._open.pause(request_ids)
-            self._engine.pause(request_ids)
-
-        self._post(pause, request_ids)
+        self._post(request_ids, self._open.pause, self._engine.pause)
 
     def resume(self, request_ids: frozenset[str]) -> None:
         """Let paused requests go on."""
-
-        def resume() -> None:
-            self._open.resume(request_ids)
-            self._engine.resume(request_ids)
-
-        self._post(resume, request_ids)
+        self._post(request_ids, self._open.resume, self._engine.resume)
 
     def nudge(self) -> None:
         """Let the engine look again at once whether it can go on."""
-        self._post(lambda: None, frozenset())
+        self._post(frozenset())
 
     def check(self) -> None:
         """Raise EngineFailed as `check_engine`, or if the engine is too long in one step."""
@@ -152,18 +144,16 @@ class Driver:
             self._wake.notify()
         self._thread.join()
 
-    def _submit(self, sequences: Items[Sequence]) -> None:
-        request = sequences[0].request
+    def _adding(self, sequences: Items[Sequence]) -> tuple[Command, Command]:
+        """Return what adds the sequences of one request."""
+        request, count = sequences[0].request, len(sequences)
+        begin = partial(self._open.begin, request.request_id, count, client_request_id=request.client_request_id)
+        return lambda _: begin(), lambda _: self._engine.add(sequences)
 
-        def add() -> None:
-            self._open.begin(request.request_id, len(sequences), client_request_id=request.client_request_id)
-            self._engine.add(sequences)
-
-        self._post(add, frozenset((request.request_id,)))
-
-    def _post(self, run: Callable[[], None], request_ids: frozenset[str]) -> None:
+    def _post(self, request_ids: frozenset[str], *commands: Command) -> None:
+        """Have the thread carry out commands, in their order, before its next step."""
         with self._wake:
-            self._inbox.append((run, request_ids))
+            self._inbox.append((commands, request_ids))
             self._wake.notify()
 
     def _run(self) -> None:
@@ -189,9 +179,10 @@ class Driver:
 
     def _carry_out_commands(self) -> None:
         while self._inbox:
-            run, request_ids = self._inbox.popleft()
+            commands, request_ids = self._inbox.popleft()
             try:
-                run()
+                for command in commands:
+                    command(request_ids)
             except Exception:
                 self._note_failure("a command to the engine failed", request_ids)
                 self._lose(request_ids, "the engine failed while it took this request")
@@ -276,9 +267,8 @@ class Driver:
         logger.error("%s (%d in a row, of %d requests)", *facts, exc_info=exc_info, extra=extra)
 
     def _has_work(self) -> bool:
-        """Paused sequences alone are no work, though the engine holds them."""
-        can_step = self._open.has_active or not self._open.has_paused
-        return bool(self._inbox or self._outgoing or (can_step and self._engine.has_work))
+        """Return whether there is something to do. Paused sequences alone are no work, though the engine holds them."""
+        return bool(self._inbox or self._outgoing or (self._open.may_go_on and self._engine.has_work))
 
     def _wait_for_work(self) -> bool:
         """Sleep until there is something to do, a moment longer after a failure; False when closing."""
@@ -305,13 +295,9 @@ class OpenSequences:
         self._paused: set[str] = set()
 
     @property
-    def has_active(self) -> bool:
-        """Whether any is neither ended nor paused."""
-        return len(self._samples) > len(self._paused)
-
-    @property
-    def has_paused(self) -> bool:
-        return bool(self._paused)
+    def may_go_on(self) -> bool:
+        """Whether any may be computed further; True also if there are none at all."""
+        return len(self._samples) > len(self._paused) or not self._paused
 
     @property
     def request_ids(self) -> frozenset[str]:
@@ -374,7 +360,7 @@ def requests_of(deltas: Iterable[Delta]) -> frozenset[str]:
     return frozenset(delta.request_id for delta in deltas)
 
 
-class ReplicaEngine:
+class ReplicaEngine(Driver):
     """Our engine as a replica sees it; implements `replica.engine.Engine`.
 
     core: belongs to the driver's thread once started; any thread may read its load and its counters
@@ -382,7 +368,8 @@ class ReplicaEngine:
 
     def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
         config, model = core.config, core.model
-        self.core, self.config = core, config
+        super().__init__(core, niceness=core.niceness)
+        self.core, self.config, self.eos_token_ids = core, config, model.eos_token_ids
         self.images = make_encoder(model, config)
         self.card = ModelCard(
             name=config.name,
@@ -400,7 +387,6 @@ class ReplicaEngine:
             capabilities=EVERYTHING,
         )
         self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
-        self._started: Driver | None = None
         self._wakefulness = Wakefulness()
 
     @classmethod
@@ -419,14 +405,6 @@ class ReplicaEngine:
         return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
 
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self.core.model.eos_token_ids
-
-    @property
-    def load(self) -> Load:
-        return self.core.load if self._started is None else self._started.load
-
-    @property
     def usage(self) -> UsageReport:
         return self.core.usage
 
@@ -434,8 +412,8 @@ class ReplicaEngine:
         return self.core.news(since)
 
     def start(self, deliver: Deliver) -> None:
-        self._started = Driver(self.core, deliver, niceness=self.core.niceness)
-        self.core.on_staged = self._started.nudge
+        self.core.on_staged = self.nudge
+        super().start(deliver)
         if self.core.model.device.type == "cpu":
             self._wakefulness.start(torch.get_num_threads())
 
@@ -469,31 +447,8 @@ class ReplicaEngine:
             for sample, detokenizer in enumerate(prepared.detokenizers)
         ]
 
-    def submit(self, requests: Items[Items[Sequence]]) -> None:
-        self._driver.submit(requests)
-
-    def abort(self, request_ids: frozenset[str]) -> None:
-        self._driver.abort(request_ids)
-
-    def pause(self, request_ids: frozenset[str]) -> None:
-        self._driver.pause(request_ids)
-
-    def resume(self, request_ids: frozenset[str]) -> None:
-        self._driver.resume(request_ids)
-
-    def check(self) -> None:
-        self._driver.check()
-
-    def check_engine(self) -> None:
-        self._driver.check_engine()
-
     def close(self) -> None:
-        if self._started is not None:
-            self._started.close()
+        if self._thread.ident is not None:
+            super().close()
             self.core.close()
         self._wakefulness.close()
-
-    @property
-    def _driver(self) -> Driver:
-        assert self._started is not None, "start() was not called"
-        return self._started

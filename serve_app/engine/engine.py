@@ -20,12 +20,12 @@ from serve_app.engine.decoder.runner import Runner, record_on_gpus
 from serve_app.engine.kv.making import make_store
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.slots import Slots
-from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer
+from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.accounting import Accounts, attribute, note_given_up, note_tokens, with_times
-from serve_app.engine.scheduler.fair_shares import FairShares
+from serve_app.engine.scheduler.accounting import Accounts, attribute, note_ended, with_times
 from serve_app.engine.scheduler.pace import Pace, work_clock
+from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
@@ -124,17 +124,12 @@ class Engine:
 
     @property
     def usage(self) -> UsageReport:
-        """What was computed for each flow, and where the time went; may be read by any thread."""
+        """Return what was computed for each flow, and where the time went; may be read by any thread."""
         return self._accounts.report(gap=self._policy.gap)
 
     def news(self, since: int) -> News:
-        """What was spent since a listener heard the last news; may be asked by any thread."""
+        """Return what was spent since a listener heard the last news; may be asked by any thread."""
         return self._accounts.news(since, most=MAX_TOLD)
-
-    @property
-    def num_forced_tokens(self) -> int:
-        """Tokens that were appended without a step of their own."""
-        return self._output.num_forced
 
     @property
     def num_preemptions(self) -> int:
@@ -156,7 +151,7 @@ class Engine:
 
         self._unsampled = [sequence for sequence in self._unsampled if not is_aborted(sequence)]
         for sequence in self._scheduler.withdraw(is_aborted):
-            note_given_up([sequence], self._accounts)
+            note_ended([sequence], self._accounts)
             sequence.end(FinishReason.ABORT)
             self._scheduler.release(sequence)
 
@@ -174,7 +169,7 @@ class Engine:
         A failure ends the sequences that were running with an error each and leaves the engine empty and usable.
         """
         deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
-        note_tokens(self._unsampled, self._accounts)
+        note_ended(self._unsampled, self._accounts)
         self._unsampled.clear()
         try:
             self._advance(deltas)
@@ -188,12 +183,12 @@ class Engine:
         return deltas
 
     def note_told(self) -> None:
-        """The load, as it is now, is on its way: what was spent until now is told of no more."""
+        """Note that the load as it is now was sent: what was spent until now is told of no more."""
         self._num_told = self._accounts.num_changes
 
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
-        note_given_up(self._scheduler.withdraw(lambda sequence: True), self._accounts)
+        note_ended(self._scheduler.withdraw(lambda sequence: True), self._accounts)
         self._scheduler.clear()
         self._steps.discard()
         self._unsampled.clear()
@@ -281,7 +276,7 @@ class Engine:
         """End sequences, and what was to follow them, with an error each."""
         deltas = []
         for sequence in sequences:
-            note_given_up([sequence], self._accounts)
+            note_ended([sequence], self._accounts)
             for lost in (sequence, *sequence.forks):
                 if not lost.is_finished:
                     lost.end(FinishReason.ERROR)

@@ -116,7 +116,8 @@ def test_an_engine_gives_way_where_it_computes_and_not_where_it_launches(device:
 
 def test_the_thread_that_steps_gives_way() -> None:
     found: Queue[int] = Queue()
-    driver = Driver(make_engine(config(DEMO)), lambda *_: found.put(own_niceness()), niceness=6)
+    driver = Driver(make_engine(config(DEMO)), niceness=6)
+    driver.start(lambda *_: found.put(own_niceness()))
     driver.abort(frozenset({"nobody"}))
     assert found.get(timeout=10) == min(MOST, OWN + 6)
     driver.close()

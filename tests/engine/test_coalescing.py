@@ -10,7 +10,7 @@ import pytest
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.core.errors import EngineFailed
 from serve_app.core.request import LogprobParams, SamplingParams
-from serve_app.engine.output.output import PERIOD_S, Coalescer, Output
+from serve_app.engine.sampling.output import PERIOD_S, Coalescer, Output
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.detokenizer import Detokenizer
 from serve_app.text.tokenizer import TextTokenizer
@@ -109,7 +109,7 @@ def outcomes(*, is_read_whole: bool, guesses: bool) -> dict[tuple[str, int], Out
 @pytest.mark.slow
 @pytest.mark.parametrize("guesses", [False, True])
 def test_what_is_said_is_the_same(guesses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.engine.output.output.PERIOD_S", 1e9)
+    monkeypatch.setattr("serve_app.engine.sampling.output.PERIOD_S", 1e9)
     stepwise, whole = (outcomes(is_read_whole=each, guesses=guesses) for each in (False, True))
     assert stepwise.keys() == whole.keys()
     for name, expected in stepwise.items():
@@ -124,7 +124,7 @@ def test_what_is_said_is_the_same(guesses: bool, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.slow
 def test_a_failure_to_take_a_step_over_tells_what_came_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve_app.engine.output.output.PERIOD_S", 1e9)
+    monkeypatch.setattr("serve_app.engine.sampling.output.PERIOD_S", 1e9)
     engine = make_engine(config(DEMO))
     take, calls = Output._take, iter(range(100))
 

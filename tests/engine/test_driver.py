@@ -156,7 +156,8 @@ class Driven:
 def driven(**failures: int) -> Iterator[Driven]:
     engine, deliveries = FakeEngine(), Deliveries()
     engine.failures.update(failures)
-    driver = Driver(engine, deliveries)
+    driver = Driver(engine)
+    driver.start(deliveries)
     try:
         yield Driven(driver, engine, deliveries)
     finally:
@@ -281,7 +282,8 @@ def test_what_is_spent_in_steps_that_give_nothing_is_told_after_a_silence_and_ag
     now = [0.0]
     engine, deliveries = FakeEngine(), Deliveries()
     engine.holds = engine.spends = True
-    driver = Driver(engine, deliveries, clock=lambda: now[0])
+    driver = Driver(engine, clock=lambda: now[0])
+    driver.start(deliveries)
 
     def step(number: int) -> None:
         until = engine.num_spent + number
@@ -310,7 +312,8 @@ def test_a_step_that_does_not_end_is_noticed_on_the_clock() -> None:
     now = [0.0]
     engine, deliveries = FakeEngine(), Deliveries()
     engine.gate.clear()
-    driver = Driver(engine, deliveries, clock=lambda: now[0])
+    driver = Driver(engine, clock=lambda: now[0])
+    driver.start(deliveries)
     driver.submit([sequences("a")])
     while "add" not in engine.calls:
         threading.Event().wait(0.001)

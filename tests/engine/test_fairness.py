@@ -7,8 +7,7 @@ import random
 import pytest
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.fair_shares import FairShares
-from serve_app.engine.scheduler.policy import Policy, Rules
+from serve_app.engine.scheduler.policy import FairShares, Policy, Rules
 from serve_app.engine.scheduler.sequence import Batch
 from tests.engine.simulated import Simulation
 

@@ -43,7 +43,7 @@ def test_a_pass_asks_each_line_once_and_again_where_it_was_looked_at() -> None:
 class PlainQueue(WaitingQueue):
     """The reference: of all lines the least key, whenever one is looked at."""
 
-    def _merged(self, key_of: KeyOf, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
+    def in_turn(self, key_of: KeyOf, *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
         most, looked_at = max(2, 128 // max(1, len(self._lines))), Counter[int]()
         ahead = {line.number: list(line.sequences.values())[::-1] for line in self._lines.values()}
         for _ in range(MOST_LOOKED_AT):

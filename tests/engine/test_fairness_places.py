@@ -9,9 +9,8 @@ import pytest
 
 from serve_app.core.shares import Priority, Share
 from serve_app.engine.config import SPARE_PART
-from serve_app.engine.scheduler import fair_shares as fair_shares_module
-from serve_app.engine.scheduler.fair_shares import AT_ONCE, PAID, FairShares
-from serve_app.engine.scheduler.policy import Rules
+from serve_app.engine.scheduler import policy as policy_module
+from serve_app.engine.scheduler.policy import AT_ONCE, PAID, FairShares, Rules
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.simulated import Simulation
 
@@ -247,15 +246,15 @@ def test_a_lower_class_gives_before_a_greedier_flow_and_a_higher_one_never(place
 
 
 def test_what_is_known_of_flows_that_gave_is_bounded(places: FairShares) -> None:
-    for number in range(3 * fair_shares_module.MAX_GIVERS):
+    for number in range(3 * policy_module.MAX_GIVERS):
         share = Share(flow=f"f{number}")
         places.charge(share, 500.0)
         places.note_given(share.flow)
         places.charge(share, 500.0)
-    assert len(places._budgets) <= fair_shares_module.MAX_GIVERS
-    for number in range(3 * fair_shares_module.MAX_GIVERS):
+    assert len(places._budgets) <= policy_module.MAX_GIVERS
+    for number in range(3 * policy_module.MAX_GIVERS):
         places.note_given(f"gone{number}")
-    assert len(places._budgets) <= fair_shares_module.MAX_GIVERS
+    assert len(places._budgets) <= policy_module.MAX_GIVERS
 
 
 @pytest.mark.parametrize("served_before", [0.0, 1000.0])

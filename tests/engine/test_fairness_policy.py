@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from serve_app.core.ledger import REST, FlowUsage, Spent, UsageReport
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler import accounting as accounts_module
-from serve_app.engine.scheduler import fair_shares as fair_shares_module
+from serve_app.engine.scheduler import policy as policy_module
 from serve_app.engine.scheduler.accounting import Account, Accounts, attribute
-from serve_app.engine.scheduler.fair_shares import LEAST_LUMP, MOST_LUMPS, FairShares
-from serve_app.engine.scheduler.policy import Claim, Key, Rules, divided
+from serve_app.engine.scheduler.policy import LEAST_LUMP, MOST_LUMPS, Claim, FairShares, Key, Rules, divided
 from serve_app.engine.scheduler.sequence import Batch, Span
 from tests.engine.simulated import Simulation
 
@@ -128,11 +127,11 @@ def test_counters_never_fall_and_who_begins_to_wait_is_a_quantum_below_somebody_
 def test_flows_that_came_and_went_are_forgotten_and_debts_are_not() -> None:
     counters = FairShares()
     counters.charge(Share(flow="debtor"), 1e9)
-    for number in range(5 * fair_shares_module.MAX_KNOWN):
+    for number in range(5 * policy_module.MAX_KNOWN):
         counters.enter(Share(flow=f"f{number}"))
         counters.charge(Share(flow=f"f{number}"), number % 7)
         counters.leave(Share(flow=f"f{number}"))
-    assert len(counters._counters) <= fair_shares_module.MAX_KNOWN + 1
+    assert len(counters._counters) <= policy_module.MAX_KNOWN + 1
     assert counters.counter_of("debtor") == 1e9
 
 
@@ -214,7 +213,7 @@ def test_a_listener_hears_of_every_change_once_a_few_at_a_time(changes: list[tup
 
 
 def test_the_policy_needs_no_torch() -> None:
-    names = ("policy", "fair_shares", "accounting")
+    names = ("policy", "accounting")
     lines = [f"import serve_app.engine.scheduler.{name}" for name in names]
     found = subprocess.run(
         [sys.executable, "-c", "; ".join([*lines, "import sys; print('torch' in sys.modules)"])],

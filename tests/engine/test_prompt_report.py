@@ -9,7 +9,7 @@ import pytest
 from serve_app.core.delta import PromptReport, TokenLogprob
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest, LogprobParams
-from serve_app.engine.output.prompt_report import PromptReporter
+from serve_app.engine.sampling.output import PromptReporter
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO, SHARED_MODELS

@@ -110,10 +110,10 @@ async def test_steps_are_saved_where_tokens_are_forced_and_nowhere_else(forcing:
 
     async def cost(stack: Stack, name: str, **changes: Any) -> tuple[int, int]:
         engine = core_of(stack.services[0])
-        before = engine.num_steps, engine.num_forced_tokens
+        before = engine.num_steps, engine._output.num_forced
         await choices_of(stack, name, **changes)
         await stack.settled()
-        return engine.num_steps - before[0], engine.num_forced_tokens - before[1]
+        return engine.num_steps - before[0], engine._output.num_forced - before[1]
 
     for name in ("greedy", "seeds", "hot", "stop within"):
         steps, num_forced = await cost(forcing, name, n=1)
@@ -156,7 +156,7 @@ async def test_they_are_the_same_in_company_in_small_steps_and_after_preemption(
             await choices_of(stack, name, max_tokens=1)  # what is compiled now is not waited for below
         together = await asyncio.gather(*(choices_of(stack, name) for name in REQUESTS))
         assert core_of(stack.services[0]).num_preemptions > 0
-        assert core_of(stack.services[0]).num_forced_tokens > 0
+        assert core_of(stack.services[0])._output.num_forced > 0
         for (name, alone), found in zip(drawn.items(), together, strict=True):
             assert same(found, alone), name
         await stack.settled()

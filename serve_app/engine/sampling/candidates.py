@@ -21,12 +21,10 @@ class Scratch:
     """Memory for passes over a vocabulary, used for row after row: fresh memory costs more than most passes do.
 
     A tensor is known by its name; the next one of that name overwrites it.
-    num_taken_anew: how often memory was asked of the system, which ends when every size has been seen
     """
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-        self.num_taken_anew = 0
 
     def take(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a tensor of the shape of `like` on its device; it holds anything."""
@@ -40,7 +38,6 @@ class Scratch:
         """Return a tensor [size] that holds anything."""
         known = self._tensors.get((name, dtype, device))
         if known is None or len(known) < size:
-            self.num_taken_anew += 1
             known = self._tensors[name, dtype, device] = torch.empty(size, dtype=dtype, device=device)
         return known[:size]
 

@@ -33,12 +33,12 @@ class SparseValues:
             self.values.append(values)
 
     def put_known(self, row: int, token_ids: Tensor, values: Tensor) -> None:
-        """Ids that are no tokens of the model are left out: they would be another row's."""
+        """Put values, but for ids that are no tokens of the model: they would be another row's."""
         is_known = (token_ids >= 0) & (token_ids < self.vocab)
         self.put(row, token_ids[is_known], values[is_known])
 
     def joined(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Places and values, [n] each."""
+        """Return places and values, [n] each."""
         return sent(torch.cat(self.places), device), sent(torch.cat(self.values), device)
 
 
@@ -90,7 +90,7 @@ def _narrow(edited: Tensor, sequences: Items[Sequence]) -> None:
 
 
 def _banned(sequence: Sequence, eos_token_ids: frozenset[int]) -> Set[int]:
-    """Tokens that would complete a bad word, or end the sequence too early."""
+    """Return tokens that would complete a bad word, or end the sequence too early."""
     bad_words = sequence.sampling_state.bad_words
     too_early = _too_early(sequence, eos_token_ids)
     if bad_words is None:
@@ -118,7 +118,7 @@ def _add(logits: Tensor, part: SparseValues) -> None:
 
 
 def _scale(logits: Tensor, part: SparseValues) -> None:
-    """Repetition penalty (Keskar et al., "CTRL", 2019, in the form that also lowers negative logits)."""
+    """Apply the repetition penalty (Keskar et al., "CTRL", 2019, in the form that also lowers negative logits)."""
     if part.places:
         places, values = part.joined(logits.device)
         before = logits.view(-1)[places]

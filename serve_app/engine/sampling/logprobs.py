@@ -27,28 +27,32 @@ class Scored:
 def score(
     logits: Tensor, targets: Sequence[int], num_top: int, scratch: Scratch | None = None, *, ranked: bool = False
 ) -> list[Scored]:
-    """Score one target per row.
-
-    logits: [rows, vocab] float32
-    """
-    totals = log_totals(logits, scratch or Scratch())
-    rows = torch.arange(len(targets), device=logits.device)
-    of_targets = (logits[rows, torch.tensor(targets, device=logits.device)] - totals).tolist()
-    tops: list[list[tuple[int, float]]] = [[] for _ in targets]
-    if num_top:
-        values, token_ids = sorted_largest(logits, min(num_top, logits.shape[-1]))
-        logprobs = (values - totals[:, None]).tolist()
-        for row, (ids, scores) in enumerate(zip(token_ids.tolist(), logprobs, strict=True)):
-            tops[row] = list(zip(ids, scores, strict=True))
+    """Score one target per row of logits, [rows, vocab] float32."""
+    num_top, there = min(num_top, logits.shape[-1]), torch.tensor(targets, dtype=torch.int64, device=logits.device)
+    found = [part.tolist() for part in scores_of(logits, there, num_top, scratch or Scratch())]
     ranks = _ranks(logits, targets) if ranked else [None] * len(targets)
     return [
-        Scored(target, logprob, tuple(top), rank)
-        for target, logprob, top, rank in zip(targets, of_targets, tops, ranks, strict=True)
+        Scored(target, logprob, tuple(zip(ids, tops, strict=True)), rank)
+        for target, logprob, ids, tops, rank in zip(targets, *found, ranks, strict=True)
     ]
 
 
+def scores_of(logits: Tensor, targets: Tensor, num_top: int, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities of targets, ids of the likeliest tokens, and theirs; looks at no number of a device.
+
+    logits: [rows, vocab] float32;  targets: [rows] int64
+
+    Returns [rows] float64, [rows, num_top] int64, [rows, num_top] float64.
+    """
+    totals = log_totals(logits, scratch)
+    own = logits.gather(1, targets[:, None])[:, 0] - totals
+    none = logits[:, :0]
+    values, token_ids = sorted_largest(logits, num_top) if num_top else (none, none.long())
+    return own, token_ids, values - totals[:, None]
+
+
 def _ranks(logits: Tensor, targets: Sequence[int]) -> list[int]:
-    """How many tokens of each row are at least as likely as its target, in the memory of one row."""
+    """Count the tokens of each row that are at least as likely as its target, in the memory of one row."""
     return [int((own >= own[target]).sum()) for own, target in zip(logits, targets, strict=True)]
 
 

@@ -20,7 +20,7 @@ BYTE_BITS, WORD_BITS = 8, 32
 
 @dataclass(frozen=True, slots=True)
 class StepMasks:
-    """Of the constrained sequences of one step; there once `work` is done.
+    """Masks of the constrained sequences of one step; there once `work` is done.
 
     bits: [n, words] int32 in the CPU's memory; bit i of a row's words, lowest first, says whether token i is allowed
     rows: by the sequence's identity
@@ -31,12 +31,12 @@ class StepMasks:
     work: Future[None]
 
     def wait(self) -> None:
-        """Raises what computing them raised."""
+        """Wait for the masks. Raises what computing them raised."""
         self.work.result()
 
 
 class MaskComputer:
-    """Has one thread, in which the library's own threads are waited for. Costs nothing where nothing is constrained."""
+    """Computes masks in a thread that waits for the library's own. Costs nothing where nothing is constrained."""
 
     def begin(self, batch: Batch) -> StepMasks | None:
         """Begin with the masks of all that samples after this step; None where none is constrained."""
@@ -66,19 +66,19 @@ class MaskComputer:
 
 
 class Exhausted:
-    """Nothing is left to draw: whatever the constraint allows, something else forbids."""
+    """Stands for a row with nothing left to draw: something else forbids whatever the constraint allows."""
 
 
 EXHAUSTED = Exhausted()
 
 
 def is_allowed(bits: Tensor, token_id: int) -> bool:
-    """Of one row's bits, [words] int32."""
+    """Return whether one row's bits, [words] int32, allow a token."""
     return bool(int(bits[token_id // WORD_BITS]) >> (token_id % WORD_BITS) & 1)
 
 
 def restrict(logits: Tensor, bits: Tensor) -> Tensor:
-    """A copy in which what is not allowed is -inf, whatever it was; what is allowed stays as it is.
+    """Return a copy in which what is not allowed is -inf, whatever it was.
 
     logits: [rows, vocab];  bits: [rows, words] int32, see `StepMasks`
     """
@@ -86,21 +86,21 @@ def restrict(logits: Tensor, bits: Tensor) -> Tensor:
 
 
 def unpacked(bits: Tensor, vocab: int) -> Tensor:
-    """[rows, words] int32 -> [rows, vocab] bool, eight at a time from a table."""
+    """Unpack bits, eight at a time from a table; [rows, words] int32 -> [rows, vocab] bool."""
     places = bits.view(torch.uint8).int()
     eights = torch.index_select(_TABLE, 0, places.view(-1))
     return eights.view(torch.bool).view(len(bits), -1)[:, :vocab]
 
 
 def allowed_on(device: torch.device, bits: Tensor, vocab: int) -> Tensor:
-    """As `unpacked`, on a device: what is sent there are the bits."""
+    """Unpack bits on a device, to which the bits alone are sent; as `unpacked`."""
     words = sent(bits, device)
     flags = (words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=device)) & 1
     return flags.flatten(1)[:, :vocab].bool()
 
 
 def _table() -> Tensor:
-    """[256] int64, each eight booleans side by side: the bits of a byte, lowest first."""
+    """Return [256] int64, each eight booleans side by side: the bits of a byte, lowest first."""
     bits = (torch.arange(256)[:, None] >> torch.arange(BYTE_BITS)) & 1
     return bits.bool().view(torch.int64)[:, 0].clone()
 

@@ -31,12 +31,12 @@ class Stream(IntEnum):
 
 
 def uniform(seed: int, *, prompt_index: int, sample: int, position: int, stream: Stream = Stream.TOKEN) -> float:
-    """A number in [0, 1) with 53 random bits, decided by the five numbers alone."""
+    """Return a number in [0, 1) with 53 random bits, decided by the five numbers alone."""
     return (key(seed, prompt_index=prompt_index, sample=sample, position=position, stream=stream) >> 11) * 2.0**-53
 
 
 def key(seed: int, *, prompt_index: int, sample: int, position: int, stream: Stream = Stream.TOKEN) -> int:
-    """64 random bits, decided by the five numbers alone.
+    """Return 64 random bits, decided by the five numbers alone.
 
     A chain of SplitMix64 finalisers (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
     """
@@ -47,7 +47,7 @@ def key(seed: int, *, prompt_index: int, sample: int, position: int, stream: Str
 
 
 def keys_tensor(keys: Sequence[int], device: torch.device) -> Tensor:
-    """64-bit keys as int64, the upper half as negative numbers."""
+    """Return 64-bit keys as int64, the upper half as negative numbers."""
     return torch.tensor([_signed(value) for value in keys], dtype=torch.int64, device=device)
 
 
@@ -63,7 +63,7 @@ def pick(weights: Tensor, ids: Tensor, keys: Tensor) -> Tensor:
 
 
 def gumbel(keys: Tensor, ids: Tensor) -> Tensor:
-    """Standard Gumbel noise for each id under each row's key; [rows], [rows, n] or [n] -> [rows, n] float64."""
+    """Return standard Gumbel noise for each id under each row's key; [rows], [rows, n] or [n] -> [rows, n] float64."""
     state = keys[:, None] + ids * _signed(SPREAD) + _signed(GOLDEN)
     state = (state ^ _shifted(state, 30)) * _signed(FIRST_FACTOR)
     state = (state ^ _shifted(state, 27)) * _signed(SECOND_FACTOR)
@@ -80,7 +80,7 @@ def _mix(value: int) -> int:
 
 
 def _shifted(value: Tensor, bits: int) -> Tensor:
-    """A logical shift to the right; int64's own one keeps the sign."""
+    """Shift to the right without the sign, which int64's own shift keeps."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -18,7 +18,7 @@ LEAST_ROOM = 256
 
 
 class Repeats:
-    """Earlier places where what a growing list of tokens ends with occurs, too.
+    """Finds earlier places where what a growing list of tokens ends with occurs, too.
 
     For each place that holds the same token as the end, the length of the longest common suffix of all tokens and of
     those up to that place is known. Of the next end's matches each is one longer than the match one place before it,
@@ -52,7 +52,7 @@ class Repeats:
         self._num_taken = len(token_ids)
 
     def penalties(self) -> tuple[Tensor, Tensor]:
-        """What to take from the logit of each token that would continue a repetition; [n] int64, [n] float64"""
+        """Return what to take from the logit of each token that would continue a repetition; [n] int64, [n] float64"""
         params = self._params
         token_ids, lengths = self._continuations()
         if not len(token_ids):
@@ -64,7 +64,7 @@ class Repeats:
         return token_ids, charged.clamp_(max=LARGEST_PENALTY)
 
     def _continuations(self) -> tuple[Tensor, Tensor]:
-        """Tokens that would continue repeated runs, and the longest run of each; only runs that are penalised."""
+        """Return tokens that would continue penalised runs, and the longest run of each."""
         begin = self._window_begin(self._num_taken)
         limit = self._num_taken - max(begin, self._free_from)
         shortest = max(self._params.allowed_length, 1)
@@ -79,7 +79,7 @@ class Repeats:
         return self._longest(tokens[self._matched[is_penalised]].long(), lengths[is_penalised])
 
     def _longest(self, token_ids: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Each token once, with its greatest length; those that are breakers left out."""
+        """Return each token once, with its greatest length; leave out breakers."""
         if not len(token_ids):
             return token_ids, lengths
         ranks = (lengths << 32) + torch.arange(len(lengths))  # no two are equal
@@ -127,7 +127,7 @@ class Repeats:
             self._lengths.index_copy_(0, earlier, self._own)
 
     def _make_room(self, num_tokens: int) -> None:
-        """For the lengths of so many tokens: twice the memory where there is none."""
+        """Make room for the lengths of so many tokens: twice the memory if there is none."""
         missing = num_tokens + 1 - len(self._lengths)
         if missing > 0:
             more = torch.zeros(max(missing, len(self._lengths), LEAST_ROOM), dtype=torch.int32)
@@ -144,7 +144,7 @@ class Repeats:
 
 
 def _tail(places: array[int], begin: int) -> Tensor:
-    """A copy of the rising numbers from `begin` on; [n] int64"""
+    """Copy the rising numbers from `begin` on; [n] int64"""
     first = bisect_left(places, begin)
     if first == len(places):
         return torch.empty(0, dtype=torch.int64)
@@ -152,7 +152,7 @@ def _tail(places: array[int], begin: int) -> Tensor:
 
 
 def z_function(items: Items[int]) -> list[int]:
-    """For each place the length of the longest common prefix of `items` and of `items[place:]`; 0 for place 0."""
+    """Return for each place the length of the common prefix of `items` and `items[place:]`; 0 for place 0."""
     size = len(items)
     lengths = [0] * size
     left = right = 0  # the known match that reaches farthest is items[left:right]

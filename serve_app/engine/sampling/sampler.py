@@ -15,28 +15,20 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.host_copies import Land, Landing, sent
-from serve_app.engine.sampling.candidates import Scratch, likeliest, sorted_largest, take_rows
+from serve_app.engine.sampling.candidates import Scratch, likeliest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.logprobs import Scored, log_totals, score
+from serve_app.engine.sampling.logprobs import Scored, score, scores_of
 from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, allowed_on, is_allowed, restrict
-from serve_app.engine.sampling.stages import next_mu
+from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
 FACTS = 5
 """Numbers of each row that are looked at: its token, three flags, the probability."""
 
 
-@dataclass(frozen=True, slots=True)
-class Looks:
-    """What was drawn, by the sequence's identity, and how likely it was where that was asked for.
-
-    open: places of those that have to be drawn where each stage is looked at
-    """
-
-    drawn: dict[int, Drawn | Exhausted | None]
-    scored: dict[int, Scored]
-    open: list[int]
+Draw = Drawn | Exhausted | None
+"""What a row gave; None where its logits are not numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ class Launched:
     landing: Landing
 
     def take(self, places: list[int]) -> Tensor:
-        """The tokens at these places, on the device."""
+        """Return the tokens at these places, on the device."""
         if places == list(range(len(self.sequences))):
             return self.token_ids
         return self.token_ids.index_select(0, sent(torch.tensor(places), self.token_ids.device))
@@ -62,12 +54,15 @@ class Launched:
         """Wait for them, and tell which tokens the device has, those of open rows too."""
         return [int(number) for number in self.landing.wait()[: len(self.sequences)].tolist()]
 
-    def look(self) -> Looks:
-        """Wait for them."""
+    def look(self) -> tuple[dict[int, Draw], dict[int, Scored], list[int]]:
+        """Wait for what was drawn, by the sequence's identity, and how likely that was if somebody asked.
+
+        The third are places of rows that have to be drawn where each stage is looked at.
+        """
         numbers: list[float] = self.landing.wait().tolist()
         count = len(self.sequences)
         facts = [numbers[at * count : (at + 1) * count] for at in range(FACTS)]
-        drawn: dict[int, Drawn | Exhausted | None] = {}
+        drawn: dict[int, Draw] = {}
         left = []
         rows = zip(self.sequences, *facts, strict=True)
         for place, (sequence, token_id, is_finite, has_numbers, is_settled, probability) in enumerate(rows):
@@ -77,9 +72,9 @@ class Launched:
                 drawn[id(sequence)] = Drawn(int(token_id), probability)
             else:
                 left.append(place)
-        return Looks(drawn, self._scored(numbers[FACTS * count :], drawn), left)
+        return drawn, self._scored(numbers[FACTS * count :], drawn), left
 
-    def _scored(self, numbers: list[float], drawn: dict[int, Drawn | Exhausted | None]) -> dict[int, Scored]:
+    def _scored(self, numbers: list[float], drawn: dict[int, Draw]) -> dict[int, Scored]:
         """numbers: of each group its tokens' log-probabilities, then the likeliest ids, then theirs"""
         scored: dict[int, Scored] = {}
         for num_top, places in self.scoring.items():
@@ -165,23 +160,18 @@ class Sampler:
     @torch.inference_mode()
     def finish(self, begun: Begun) -> list[SampledSpan]:
         """Wait for what was begun, and draw what is left."""
-        looks = Looks({}, {}, []) if begun.launched is None else begun.launched.look()
-        drawn, logits = dict(looks.drawn), begun.logits
-        if left := [*(begun.usual[place] for place in looks.open), *begun.others]:
+        drawn, scored, is_open = ({}, {}, []) if begun.launched is None else begun.launched.look()
+        logits = begun.logits
+        if left := [*(begun.usual[place] for place in is_open), *begun.others]:
             sequences, rows = [sequence for sequence, _ in left], take_rows(logits, [row for _, row in left])
             chosen = self.choose(rows, sequences, begun.masks)
             drawn |= {id(sequence): result for sequence, result in zip(sequences, chosen, strict=True)}
-        first_rows = begun.batch.first_rows
-        scored = looks.scored | self._score_drawn(logits, begun.batch, first_rows, drawn, known=looks.scored)
-        results = []
-        for span, first in zip(begun.batch.spans, first_rows, strict=True):
-            results.append(self._report(span, logits, first, drawn, scored))
-        return results
+        spans = list(zip(begun.batch.spans, begun.batch.first_rows, strict=True))
+        scored |= self._score_drawn(logits, spans, drawn, known=scored)
+        return [self._report(span, logits, first, drawn, scored) for span, first in spans]
 
     @torch.inference_mode()
-    def choose(
-        self, logits: Tensor, sequences: Items[Sequence], masks: StepMasks | None = None
-    ) -> list[Drawn | Exhausted | None]:
+    def choose(self, logits: Tensor, sequences: Items[Sequence], masks: StepMasks | None = None) -> list[Draw]:
         """Draw one token per row and carry Mirostat's state on; None where no logit is finite.
 
         logits: [rows, vocab] float32; never changed
@@ -191,20 +181,18 @@ class Sampler:
         best = likeliest(edited)  # of what is no number, if anything is
         bound = [] if masks is None else _bound_rows(best, sequences, masks)
         free = sorted(set(range(len(sequences))).difference(bound))
-        drawn: dict[int, Drawn | Exhausted | None] = {}
+        drawn: dict[int, Draw] = {}
         drawn |= zip(free, self._choose(edited, [sequences[row] for row in free], free, best), strict=True)
         if masks is not None and bound:
-            chosen = self._choose_bound(edited, [sequences[row] for row in bound], bound, masks)
+            own = [sequences[row] for row in bound]
+            bits = masks.bits[[masks.rows[id(sequence)] for sequence in own]]
+            restricted = restrict(take_rows(edited, bound), bits)
+            chosen = self._choose(restricted, own, list(range(len(own))), likeliest(restricted))
             drawn |= zip(bound, chosen, strict=True)
-        return [_explained(drawn[row], logits, row) for row in range(len(sequences))]
-
-    def _choose_bound(
-        self, edited: Tensor, sequences: Items[Sequence], rows: list[int], masks: StepMasks
-    ) -> list[Drawn | Exhausted | None]:
-        """Draw for rows from what their constraints allow."""
-        bits = masks.bits[[masks.rows[id(sequence)] for sequence in sequences]]
-        restricted = restrict(take_rows(edited, rows), bits)
-        return list(self._choose(restricted, sequences, list(range(len(rows))), likeliest(restricted)))
+        for row, result in drawn.items():
+            if result is None and bool(torch.isfinite(logits[row].amax())):  # there are numbers, and none is allowed
+                drawn[row] = EXHAUSTED
+        return [drawn[row] for row in range(len(sequences))]
 
     def _choose(self, edited: Tensor, sequences: Items[Sequence], rows: list[int], best: Tensor) -> list[Drawn | None]:
         """Draw for these rows of many; sequences: theirs; best: [all rows] the likeliest tokens"""
@@ -224,21 +212,20 @@ class Sampler:
             chosen = draw_tokens(edited, drawing, [rows[at] for at in random], scratch=self._scratch)
             for at, result in zip(random, chosen, strict=True):
                 drawn[at] = result
-                _steer(sequences[at], result)
+                steer(sequences[at], result.probability)
         return drawn
 
     def _score_drawn(
         self,
         logits: Tensor,
-        batch: Batch,
-        first_rows: Items[int],
-        drawn: dict[int, Drawn | Exhausted | None],
+        spans: Items[tuple[Span, int]],
+        drawn: Mapping[int, Draw],
         *,
         known: Mapping[int, Scored],
     ) -> dict[int, Scored]:
         """Score drawn tokens where that was asked, by the sequence's identity; rows that want as much together."""
         wanted: dict[int, list[tuple[int, int, int]]] = {}
-        for span, first in zip(batch.spans, first_rows, strict=True):
+        for span, first in spans:
             asked, token = span.sequence.request.logprobs, drawn.get(id(span.sequence))
             if id(span.sequence) in known:
                 continue
@@ -257,8 +244,8 @@ class Sampler:
         span: Span,
         logits: Tensor,
         first: int,
-        drawn: dict[int, Drawn | Exhausted | None],
-        scores: dict[int, Scored],
+        drawn: Mapping[int, Draw],
+        scores: Mapping[int, Scored],
     ) -> SampledSpan:
         """Put together what the span's rows say; first: of its scored positions;  scores: of drawn tokens"""
         sequence = span.sequence
@@ -283,13 +270,8 @@ class Sampler:
         return SampledSpan(token_id=token.token_id, scored=post or scores[id(sequence)], prompt=prompt)
 
 
-def _explained(drawn: Drawn | Exhausted | None, logits: Tensor, row: int) -> Drawn | Exhausted | None:
-    """Tell a row of which nothing is allowed from one that is no numbers; logits: as they were given"""
-    return EXHAUSTED if drawn is None and bool(torch.isfinite(logits[row].amax())) else drawn
-
-
 def _bound_rows(best: Tensor, sequences: Items[Sequence], masks: StepMasks) -> list[int]:
-    """Rows that are drawn from less than their logits say; a greedy one only where its likeliest token is forbidden."""
+    """Return rows whose constraints matter to the draw: a greedy row only if its likeliest token is forbidden."""
     masks.wait()
     found = []
     for row, (token_id, sequence) in enumerate(zip(best.tolist(), sequences, strict=True)):
@@ -301,15 +283,9 @@ def _bound_rows(best: Tensor, sequences: Items[Sequence], masks: StepMasks) -> l
 
 
 def _certain(token_id: int, sequence: Sequence) -> Drawn:
-    """A greedy choice: a distribution of one token."""
+    """Return a greedy choice: a distribution of one token."""
     wanted = sequence.request.logprobs
     return Drawn(token_id, 1.0, ((token_id, 0.0),) if wanted is not None and wanted.top else ())
-
-
-def _steer(sequence: Sequence, drawn: Drawn) -> None:
-    params, state = sequence.request.sampling, sequence.sampling_state
-    if params.mirostat:
-        state.mu = next_mu(state.mu, drawn.probability, tau=params.mirostat_tau, eta=params.mirostat_eta)
 
 
 def is_usual(sequence: Sequence) -> bool:
@@ -338,25 +314,14 @@ def launch(logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: St
     scoring = _scoring(sequences, logits.shape[-1])
     for num_top, places in scoring.items():
         there = sent(torch.tensor(places), logits.device)
-        numbers += score_blindly(logits.index_select(0, there), choice.token_ids.index_select(0, there), num_top)
+        targets = choice.token_ids.index_select(0, there)
+        own, token_ids, tops = scores_of(logits.index_select(0, there), targets, num_top, Scratch())
+        numbers += [own, token_ids.double().flatten(), tops.flatten()]
     return Launched(sequences, choice.token_ids, scoring, land(torch.cat(numbers)))
 
 
-def score_blindly(logits: Tensor, targets: Tensor, num_top: int) -> list[Tensor]:
-    """As `score`, in float64: log-probabilities of the targets [rows], ids of the likeliest, theirs, both flat.
-
-    logits: [rows, vocab] float32;  targets: [rows] int64
-    """
-    totals = log_totals(logits, Scratch())
-    own = logits.gather(1, targets[:, None])[:, 0] - totals
-    if not num_top:
-        return [own]
-    values, token_ids = sorted_largest(logits, num_top)
-    return [own, token_ids.double().flatten(), (values - totals[:, None]).flatten()]
-
-
 def _chosen(edited: Tensor, best: Tensor, sequences: Items[Sequence]) -> Choice:
-    """The likeliest tokens of greedy sequences, drawn ones of the others."""
+    """Choose the likeliest tokens of greedy sequences, and draw for the others."""
     certain = Choice(best, torch.ones(len(best), dtype=torch.float64, device=best.device), torch.ones_like(best).bool())
     random = [row for row, sequence in enumerate(sequences) if not sequence.request.sampling.is_greedy]
     if not random:
@@ -371,7 +336,7 @@ def _chosen(edited: Tensor, best: Tensor, sequences: Items[Sequence]) -> Choice:
 
 
 def _restricted(edited: Tensor, sequences: Items[Sequence], masks: StepMasks | None) -> Tensor:
-    """A copy in which what constraints do not allow is -inf; the same where none of these rows is constrained."""
+    """Return a copy in which what constraints do not allow is -inf; the same if none of these rows is constrained."""
     if masks is None:
         return edited
     bound = [row for row, sequence in enumerate(sequences) if id(sequence) in masks.rows]

@@ -410,6 +410,13 @@ def next_mu(mu: float, probability: float, *, tau: float, eta: float) -> float:
     return mu - eta * (-log2(probability) - tau)
 
 
+def steer(sequence: Sequence, probability: float) -> None:
+    """Carry Mirostat on over a token that had this probability; greedy sequences have no Mirostat."""
+    params, state = sequence.request.sampling, sequence.sampling_state
+    if params.mirostat and not params.is_greedy:
+        state.mu = next_mu(state.mu, probability, tau=params.mirostat_tau, eta=params.mirostat_eta)
+
+
 STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
     {
         "temperature": (

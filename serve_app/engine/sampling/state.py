@@ -15,7 +15,7 @@ from serve_app.engine.sampling.repeats import Repeats
 
 
 class SamplingState:
-    """Belongs to one sequence. Parts that its parameters leave off are None.
+    """What sampling remembers of one sequence. Parts that its parameters leave off are None.
 
     repetition: tokens that the repetition penalty sees
     occurrence: tokens that the presence and frequency penalties see
@@ -58,7 +58,7 @@ class SamplingState:
 
 
 def _added_up(bias: Items[tuple[int, float]]) -> dict[int, float]:
-    """One addend per token."""
+    """Return one addend per token."""
     total: dict[int, float] = {}
     for token_id, addend in bias:
         total[token_id] = total.get(token_id, 0.0) + addend
@@ -134,7 +134,7 @@ class BadWords:
                 self._by_before[word[-2]].append(word)
 
     def completions(self, token_ids: Items[int], *, num_generated: int) -> Set[int]:
-        """Tokens that would complete a word which was begun in the last `num_generated` of the tokens."""
+        """Return tokens that would complete a word which was begun in the last `num_generated` of the tokens."""
         if not num_generated or token_ids[-1] not in self._by_before:
             return self._alone
         return self._alone.union(

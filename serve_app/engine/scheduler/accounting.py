@@ -72,12 +72,12 @@ class Accounts:
 
     @property
     def num_changes(self) -> int:
-        """Changes so far: the number of the last one."""
+        """Return the number of the last change."""
         return self._all.changed_at
 
     @property
     def num_generated(self) -> int:
-        """Tokens so far, of all flows."""
+        """Return the tokens that all flows generated so far."""
         return self._all.completion_tokens
 
     def note_step(self, parts: Mapping[str, Account], *, until_ns: int) -> None:
@@ -162,16 +162,8 @@ def attribute(batch: Batch, policy: Policy, accounts: Accounts, *, since_ns: int
     return step_ns
 
 
-def note_tokens(sequences: Iterable[Sequence], accounts: Accounts) -> None:
-    """Count the tokens of sequences that are in no step."""
-    for sequence in sequences:
-        account = Account()
-        _count_tokens(sequence, account)
-        accounts.note(sequence.request.share.flow, account)
-
-
-def note_given_up(sequences: Iterable[Sequence], accounts: Accounts) -> None:
-    """Count the tokens of sequences that are lost, and what was computed of prompts that no client was told of."""
+def note_ended(sequences: Iterable[Sequence], accounts: Accounts) -> None:
+    """Count the tokens of sequences that end in no step, and what was computed of prompts no client was told of."""
     for sequence in sequences:
         account = Account()
         _count_tokens(sequence, account)
@@ -186,13 +178,12 @@ def with_times(deltas: Iterable[Delta], batch: Batch) -> list[Delta]:
     """Return the deltas, the finishes among them with the engine's time that their sequences took."""
     ended = [span.sequence for span in batch.spans if span.sequence.is_finished]
     times = {(each.request.request_id, each.sample): each.spent.engine_ns for each in ended}
-    return [_with_time(delta, times.get((delta.request_id, delta.sample), 0)) for delta in deltas]
-
-
-def _with_time(delta: Delta, engine_ns: int) -> Delta:
-    if delta.finish is None or not engine_ns:
-        return delta
-    return replace(delta, finish=replace(delta.finish, engine_ns=engine_ns))
+    return [
+        replace(delta, finish=replace(delta.finish, engine_ns=engine_ns))
+        if delta.finish is not None and (engine_ns := times.get((delta.request_id, delta.sample), 0))
+        else delta
+        for delta in deltas
+    ]
 
 
 def _count_tokens(sequence: Sequence, account: Account) -> None:

@@ -2,11 +2,11 @@
 
 For each sequence, in the order of turns,
 
-1. look for a place; where all are taken a spare one, if the policy grants it;
+1. look for a place. If all are taken, the policy grants a spare one, or names a running sequence that gives its own;
 2. wait where a prompt that is just being computed begins with the same tokens;
 3. pass it over while it lacks blocks or an adapter's slot; one that was passed over for long is waited for;
 4. pin its adapter, and pass it over until that is loaded;
-5. take it out of the queue.
+5. take it out of the queue, and preempt the sequence that gives its place.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Account, Accounts
 from serve_app.engine.scheduler.policy import Key, Policy
-from serve_app.engine.scheduler.queue import Lacks, Line, WaitingQueue, lacks_nothing
-from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.scheduler.queue import KeyOf, Line, WaitingQueue
+from serve_app.engine.scheduler.sequence import Sequence, num_common
 
 FORESEEN = 16
 """Tokens that each running sequence owes as if they were drawn already, where it may draw so many. Otherwise a flow
@@ -92,55 +92,47 @@ class Admission:
         self._uses_prefixes = uses_prefixes
         self._clock = clock
         self._in_work = PromptsInWork(self._will_be_found, block_size=store.block_size)
-        self._failures: list[tuple[Sequence, str]] = []
+        self.failures: list[tuple[Sequence, str]] = []
 
-    def take_failures(self) -> list[tuple[Sequence, str]]:
-        """Return those taken out since the last call because their adapter cannot be had, with the reason."""
-        failures, self._failures = self._failures, []
-        return failures
-
-    def admissible(self, running: Items[Sequence]) -> Iterator[tuple[Sequence, Shared | None]]:
+    def admissible(
+        self, running: Items[Sequence], preempt: Callable[[Sequence], None]
+    ) -> Iterator[tuple[Sequence, Shared | None]]:
         """Take out of the queue, one by one, what can run now, its adapter pinned, and what it begins with of another.
 
         The caller gives each its place and blocks before it asks for the next. There must be room for all of a
-        sequence's tokens and a block more for each running one: less would only lead to its preemption.
+        sequence's tokens and a block more for each running one: less would only lead to its preemption. Only to the
+        first is a place given, if that is all it lacks; the blocks of the sequence that gives it stay cached.
+
+        preempt: takes a running sequence's place
         """
+        self._in_work.begin(running if len(self._waiting) else ())
         if not len(self._waiting):
-            self._in_work.begin(())
-        if not self._store.has_spare_place or not len(self._waiting):
             return
-        self._in_work.begin(running)
-        found = Findings(running=running, now=self._clock())
-        owed = self._debts(running if self._waiting.has_several_lines else ())
-        for sequence in self._in_turn(owed, lacks=partial(self._lacks_what_is_known, found=found)):
-            if found.keeps_blocks or not self._has_place_for(sequence, running):
+        found, owed, is_first = Findings(running=running, now=self._clock()), self._debts(running), True
+        lacks = partial(self._lacks_what_is_known, found=found)
+        for sequence in self._waiting.in_turn(self._key_of(owed, found.now), lacks=lacks):
+            if found.keeps_blocks:
                 return
+            giver = None
+            if not self._has_place_for(sequence, running, owed):
+                giver = self._giver(sequence, running) if is_first else None
+                if giver is None:
+                    return
+            is_first = False
             shared = self._shared_with(sequence)
-            if shared is not None and not shared.is_there:
-                continue
-            if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
-                continue
-            if not self._has_adapter(sequence):
+            is_there = shared is None or shared.is_there
+            if not is_there or self._lacks(sequence, found) or not self._has_adapter(sequence):
+                if giver is not None:
+                    return
                 continue
             self._waiting.take_in_turn(sequence)
+            if giver is not None:
+                self._policy.note_given(giver.request.share.flow)
+                owed[giver.request.share.flow] -= self._debt_of(giver)
+                preempt(giver)
             yield sequence, shared
             self._in_work.add(sequence)
             owed[sequence.request.share.flow] += self._debt_of(sequence)
-
-    def giver(self, running: Items[Sequence]) -> Sequence | None:
-        """Return which of the running gives its place to whose turn it is; None where a place is free, or none has to.
-
-        Whose turn it is lacks nothing else then, and the blocks of who gives way need not be taken: they stay cached.
-        """
-        if self._store.has_free_place or not len(self._waiting):
-            return None
-        claimant = next(self._in_turn(self._debts(running)), None)
-        if claimant is None or self._has_place_for(claimant, running):
-            return None
-        shares, debts = [each.request.share for each in running], [self._debt_of(each) for each in running]
-        resumes = lambda place: self._resumes(running[place])  # noqa: E731
-        place = self._policy.giver(shares, debts, claimant.request.share, resumes=resumes)
-        return None if place is None or not self._lacks_only_a_place(claimant, running) else running[place]
 
     def cuts(self) -> dict[Sequence, int]:
         """Return up to where prompts had better be computed in a step beside which nobody decodes."""
@@ -153,11 +145,18 @@ class Admission:
         elif sequence.num_missing > self._store.block_size + 1:
             self._policy.note_recomputed(sequence.request.share.flow, sequence.num_missing)
 
-    def _has_place_for(self, sequence: Sequence, running: Items[Sequence]) -> bool:
+    def _has_place_for(self, sequence: Sequence, running: Items[Sequence], owed: dict[str, float]) -> bool:
         if self._store.has_free_place or not self._store.has_spare_place:
             return self._store.has_free_place
+        shares = [each.request.share for each in running]
+        return self._policy.may_take_spare(shares, owed, sequence.request.share)
+
+    def _giver(self, claimant: Sequence, running: Items[Sequence]) -> Sequence | None:
+        """Return the running sequence that gives its place to the claimant, if one does."""
         shares, debts = [each.request.share for each in running], [self._debt_of(each) for each in running]
-        return self._policy.may_take_spare(shares, debts, sequence.request.share)
+        resumes = lambda place: self._resumes(running[place])  # noqa: E731
+        place = self._policy.giver(shares, debts, claimant.request.share, resumes=resumes)
+        return None if place is None else running[place]
 
     def _lacks_what_is_known(self, sequence: Sequence, found: Findings) -> bool:
         """Return whether it is passed over for what can be told at once, so that it hides nobody behind it."""
@@ -165,19 +164,22 @@ class Admission:
             return False
         if self._in_work.holds_up(sequence):
             return True
-        if self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found):
+        if self._lacks(sequence, found):
             return True
         model = sequence.request.model
         return bool(sequence.place.mix) and not self._slots.is_ready(model) and self._slots.failed(model) is None
 
+    def _lacks(self, sequence: Sequence, found: Findings) -> bool:
+        return self._lacks_blocks(sequence, found) or self._lacks_slots(sequence, found)
+
     def _lacks_blocks(self, sequence: Sequence, found: Findings) -> bool:
-        if self._has_blocks_for(sequence, found.running):
+        if self._store.can_reserve(sequence.num_tokens + len(found.running) * self._store.block_size):
             return False
         found.keeps_blocks |= self._is_overdue(sequence, found.now)
         return True
 
     def _lacks_slots(self, sequence: Sequence, found: Findings) -> bool:
-        """Nothing frees a slot during a pass, but for an adapter that turns out to have failed."""
+        """Return whether it lacks a slot. None becomes free during a pass, unless an adapter has failed."""
         model = sequence.request.model
         if model.adapter is None or sequence.place.mix:
             return False
@@ -195,16 +197,6 @@ class Admission:
         if place.passed_over_at is None:
             place.passed_over_at = now if place.started_at is None else place.started_at
         return now - place.passed_over_at > self._max_bypass_s
-
-    def _lacks_only_a_place(self, sequence: Sequence, running: Items[Sequence]) -> bool:
-        """An adapter that is not there is sent for, and the place is asked for again when it has come."""
-        self._in_work.begin(running)
-        shared = self._shared_with(sequence)
-        is_there = shared is None or shared.is_there
-        return is_there and self._has_blocks_for(sequence, running) and self._has_adapter(sequence)
-
-    def _has_blocks_for(self, sequence: Sequence, running: Items[Sequence]) -> bool:
-        return self._store.can_reserve(sequence.num_tokens + len(running) * self._store.block_size)
 
     def _has_adapter(self, sequence: Sequence) -> bool:
         """Pin its adapter where it has one, and return whether it is loaded. If it cannot be had any more, the sequence
@@ -225,22 +217,25 @@ class Admission:
             self._waiting.take(sequence)
             self._slots.release(model)
             place.mix = ()
-            self._failures.append((sequence, reason))
+            self.failures.append((sequence, reason))
         return reason is None and self._slots.is_ready(model)
 
     def _resumes(self, sequence: Sequence) -> bool:
         """Return whether it would find what it has computed, but for the last block."""
-        may_find = self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed
+        may_find = self._uses_prefixes and sequence.may_skip_computed
         return may_find and sequence.is_sound and not sequence.num_held and not sequence.forks
 
-    def _in_turn(self, owed: dict[str, float], *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
-        return self._waiting.in_turn(partial(self._key, owed, self._clock()), lacks=lacks)
+    def _key_of(self, owed: dict[str, float], now: float) -> KeyOf:
+        """Return what gives a line's key; in one place with its names at hand, as a pass asks for every line's."""
+        policy, slots = self._policy, self._slots
 
-    def _key(self, owed: dict[str, float], now: float, line: Line, first: Sequence) -> Key:
-        share, model = line.share, first.request.model
-        is_kept = self._policy.holds_turn(share) or (model.adapter is not None and self._slots.is_ready(model))
-        debt = owed.get(share.flow, 0.0)
-        return self._policy.turn_key(share, owed=debt, since=line.since, is_kept=is_kept, number=line.number, now=now)
+        def key_of(line: Line, first: Sequence) -> Key:
+            share, model = line.share, first.request.model
+            is_kept = share.flow == policy.holder or (model.adapter is not None and slots.is_ready(model))
+            debt = owed.get(share.flow, 0.0)
+            return policy.turn_key(share, owed=debt, since=line.since, is_kept=is_kept, number=line.number, now=now)
+
+        return key_of
 
     def _debts(self, running: Items[Sequence]) -> dict[str, float]:
         """Return by flow what it will be charged for its running sequences, as is foreseen."""
@@ -250,8 +245,8 @@ class Admission:
         return owed
 
     def _debt_of(self, sequence: Sequence) -> float:
-        """Service divided by the weight: its prompt, where more than the next token is missing, and some tokens that
-        it will draw."""
+        """Return service divided by the weight: its prompt, if more than the next token is missing, and some tokens
+        that it will draw."""
         rules, missing = self._policy.rules, sequence.num_missing
         num_drawn = min(FORESEEN, max(sequence.max_tokens - sequence.num_generated, 0))
         service = rules.decode_weight * num_drawn + rules.prefill_weight * (missing if missing > 1 else 0)
@@ -263,7 +258,7 @@ class Admission:
         return self._uses_prefixes and is_computing and not sequence.scores_prompt and self._is_long(sequence)
 
     def _shared_with(self, sequence: Sequence) -> Shared | None:
-        takes = sequence.request.uses_cache and sequence.may_skip_computed and self._is_long(sequence)
+        takes = sequence.may_skip_computed and self._is_long(sequence)
         return self._in_work.shared_with(sequence) if takes else None
 
     def _is_long(self, sequence: Sequence) -> bool:
@@ -313,8 +308,12 @@ class PromptsInWork:
         if sequence in self._awaited:
             return self._awaited[sequence]
         for each, verdicts in self._verdicts.items():
-            if num_tokens := self._num_shared(each, sequence, verdicts):
-                self._awaited[sequence] = Shared(each, num_tokens)
+            if sequence not in verdicts:  # no prompt changes while `each` is here
+                if self.num_compared - self._compared_before >= MOST_COMPARED:
+                    continue
+                verdicts[sequence] = self._compare(each, sequence)
+            if verdicts[sequence]:
+                self._awaited[sequence] = Shared(each, verdicts[sequence])
                 return self._awaited[sequence]
         return None
 
@@ -338,17 +337,8 @@ class PromptsInWork:
                 nearest[shared.other] = min(shared.num_tokens, nearest.get(shared.other, shared.num_tokens))
         return nearest
 
-    def _num_shared(self, other: Sequence, sequence: Sequence, verdicts: dict[Sequence, int]) -> int:
-        """Return how many tokens both begin with, if that is worth while; no prompt changes while `other` is here."""
-        verdict = verdicts.get(sequence)
-        if verdict is None:
-            if self.num_compared - self._compared_before >= MOST_COMPARED:
-                return 0
-            verdict = verdicts[sequence] = self._compare(other, sequence)
-        return verdict
-
     def _compare(self, other: Sequence, sequence: Sequence) -> int:
-        """A prompt's last token is always computed."""
+        """Return how many tokens both begin with, 0 if too few. A prompt's last token is always computed."""
         size, lengths = self._block_size, (other.prompt_length, sequence.prompt_length)
         num_blocks = max(-(-max(lengths) // (2 * size)), other.place.num_cached_tokens // size + 1)
         num_tokens = num_blocks * size
@@ -357,16 +347,4 @@ class PromptsInWork:
         self.num_compared += 1
         most = min(lengths) - 1
         ours, others = list(sequence.names[:most]), list(other.names[:most])
-        return _num_common(ours, others, num_tokens) if ours[:num_tokens] == others[:num_tokens] else 0
-
-
-def _num_common(ours: Items[int], others: Items[int], known: int) -> int:
-    """Return how many of the first are the same, where so many are known to be; both are as long."""
-    most = len(ours)
-    while known < most:
-        middle = (known + most + 1) // 2
-        if ours[known:middle] == others[known:middle]:
-            known = middle
-        else:
-            most = middle - 1
-    return known
+        return num_common(ours, others) if ours[:num_tokens] == others[:num_tokens] else 0

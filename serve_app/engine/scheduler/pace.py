@@ -30,7 +30,7 @@ LOOK_SELDOM = 8
 
 
 def work_clock(device_type: str) -> Callable[[], float]:
-    """Seconds of what a step takes by itself, for the thread that computes it.
+    """Return a clock of what a step takes by itself, in seconds, for the thread that computes it.
 
     On a CPU that is what the thread has computed: what other threads and programs take of the CPUs meanwhile would
     otherwise pass for the cost of a step, and ever more prompt work would seem to fit beside it.
@@ -49,11 +49,9 @@ class Pace:
     The prompt tokens allowed follow what they were seen to cost: no model of the machine, the context or the model is
     needed, and none has to be right. What is computed does not depend on it, only when.
 
-    Where several short prompts wait behind the first, a step may be stretched by more, in their number's proportion and
-    up to four times as much: a step's weights are read for few rows until the others are there, so all are served
-    sooner, those that decode included. Long prompts hurry nobody. (32 prompts of 128 at once, for 64 tokens each: 1.07
-    times the tokens per second of twice as much, and the last first token after 10.4 s for 13.1; eight times as much
-    gave another 1.02, where a step may take seven times as long and not four.)
+    If several short prompts wait behind the first, a step may be stretched by more: in proportion to their number, up
+    to four times as much. A step reads all weights for few rows until those are there, so all are served sooner.
+    Long prompts hurry nobody.
     """
 
     def __init__(self, max_stretch: float, least: int = LEAST_TOKENS) -> None:
@@ -64,7 +62,7 @@ class Pace:
         self._num_beyond_since: dict[int, int] = {}  # steps with rows beyond so many
 
     def allowance(self, num_decoding: int, budget: int, *, behind: Items[int] = (), is_shared: bool = False) -> int:
-        """Prompt tokens for the next step, at most `budget`; all of it where nobody would have to wait.
+        """Return the prompt tokens for the next step, at most `budget`; all of it if nobody would have to wait.
 
         behind:    the tokens that each prompt behind the first misses
         is_shared: with rows beyond others' that not all are in the step either, so that each has half of what it might
@@ -80,7 +78,7 @@ class Pace:
         return max(1, min(budget, int(self._tokens.half_of(allowed) if is_shared else allowed)))
 
     def rows(self, num_level: int, num_beyond: int, *, is_shared: bool = False) -> int:
-        """Of the rows that some have beyond others', how many the next step may compute beside those that all have.
+        """Return how many rows that some have beyond others the next step may compute beside those that all have.
 
         is_shared: with prompts
 
@@ -138,7 +136,7 @@ class Allowance:
         return max(amount / 2, self._least)
 
     def steer(self, amount: int, extra_s: float, allowed_s: float) -> None:
-        """So much took the step so much longer than one without, where `allowed_s` would have been well."""
+        """Learn that `amount` took the step `extra_s` longer than one without, of which `allowed_s` is allowed."""
         wanted = amount * allowed_s / max(extra_s, 1e-9)
         if wanted > self.amount and amount < 0.8 * self.amount:
             return  # a step with less work than allowed says nothing of more
@@ -147,12 +145,12 @@ class Allowance:
 
 
 def _size(num_decoding: int) -> int:
-    """Which of the half octaves 1, 2, 3, 4–5, 6–7, 8–11, 12–15, … a number of rows is in."""
+    """Return which of the half octaves 1, 2, 3, 4–5, 6–7, 8–11, 12–15, … a number of rows is in."""
     return 2 * num_decoding.bit_length() + (num_decoding >> max(num_decoding.bit_length() - 2, 0) & 1)
 
 
 def _hurry(behind: Items[int], num_decoding: int) -> float:
-    """How many times as far a step may be stretched."""
+    """Return how many times as far a step may be stretched."""
     num_short = sum(min(1.0, SHORT_PROMPT / num_tokens) for num_tokens in behind)
     no_reason = min(num_decoding / FEW, max(1.0, num_decoding / MANY))
     return min(max(num_short / no_reason, 1.0), MOST_HURRY)

@@ -14,7 +14,7 @@ from functools import partial
 from serve_app.engine.scheduler.pace import SHORT_PROMPT, Pace
 from serve_app.engine.scheduler.policy import Beyond, Claim, Policy
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
-from serve_app.engine.speculation.speculator import Room, Speculator
+from serve_app.engine.speculation.speculator import Speculator
 
 Cuts = Mapping[Sequence, int]
 
@@ -144,7 +144,7 @@ class Planner:
             return spans
         rows = self._max_logit_rows - sum(span.scores for span in spans)
         left = min(rows, self._max_batch_tokens - sum(span.length for span in spans))
-        return self._speculator.extend(spans, Room(max_guesses=max(left, 0), reserve=self._reserve))
+        return self._speculator.extend(spans, max(left, 0), reserve=self._reserve)
 
     @staticmethod
     def _span(sequence: Sequence, budget: int, rows: int) -> Span:
@@ -184,9 +184,7 @@ def short_and_unwatched(prompts: Items[Sequence], decoding: Items[Sequence]) -> 
 
     That holds if nobody reads those sequences before they end, and all are of one flow.
 
-    They end together then, about as late in the mean, and the last of them sooner. (16 prompts of 64 at once, for 64
-    tokens each: 1.04 times the tokens per second; 32 of 128: the same, and the last first token after 7.6 s for 9.3. Of
-    prompts of 1024 nothing is gained, and most would end later.)
+    They end together then, about as late in the mean, and the last of them sooner. Long prompts gain nothing by that.
     """
     flow = prompts[0].request.share.flow
     if not all(each.request.is_read_whole and each.request.share.flow == flow for each in decoding):
@@ -213,7 +211,7 @@ def _within_line(prompts: Items[Sequence], left: int) -> dict[int, int]:
 
 
 def _by_length_and_place(span: Span) -> tuple[bool, int]:
-    """Single tokens first, as they attend together."""
+    """Put single tokens first, as they attend together."""
     holding = span.sequence.place.holding
     assert holding is not None, f"{span.sequence} has no place"
     return span.num_computed > 1, holding.place

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice, takewhile
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.policy import Key, Policy
+from serve_app.engine.scheduler.policy import RANKS, Key, Policy
 from serve_app.engine.scheduler.sequence import Sequence
 
 MAX_LOOKAHEAD = 128
@@ -22,6 +23,7 @@ MOST_PASSED_OVER = 2048
 """In one pass, without being looked at, as what they lack is known."""
 
 
+@dataclass(eq=False, slots=True)
 class Line:
     """Sequences in the order in which they came; those sent back go to the front.
 
@@ -29,11 +31,10 @@ class Line:
     number: in which the lines came
     """
 
-    def __init__(self, share: Share, *, since: float, number: int) -> None:
-        self.share = share
-        self.since = since
-        self.number = number
-        self.sequences: OrderedDict[int, Sequence] = OrderedDict()
+    share: Share
+    since: float
+    number: int
+    sequences: OrderedDict[int, Sequence] = field(default_factory=OrderedDict)
 
     @property
     def first(self) -> Sequence:
@@ -64,10 +65,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """Iterate line by line."""
         return (sequence for line in self._lines.values() for sequence in line.sequences.values())
-
-    @property
-    def has_several_lines(self) -> bool:
-        return len(self._lines) > 1
 
     def push(self, sequence: Sequence) -> None:
         """Put a sequence behind those of its line."""
@@ -106,18 +103,8 @@ class WaitingQueue:
 
         lacks: whether what a sequence lacks is known without looking at it: it is passed over, and hides nobody
 
-        A pass asks for the key of every line once, and again where its turn is near.
-        """
-        if len(self._lines) == 1:
-            (line,) = self._lines.values()
-            waiting = list(islice(line.sequences.values(), MOST_PASSED_OVER))
-            return islice((each for each in waiting if not lacks(each)), MAX_LOOKAHEAD)
-        return self._merged(key_of, lacks)
-
-    def _merged(self, key_of: KeyOf, lacks: Lacks) -> Iterator[Sequence]:
-        """Keep lines in a heap, by keys that are never above their present ones.
-
-        Only two things lower a key: a turn those of its flow, and an adapter that is loaded any.
+        A pass asks for the key of every line once, and again where its turn is near. It keeps lines in a heap, by keys
+        that are never above their present ones: a turn lowers those of its flow alone, an adapter that is loaded any.
         """
         most = max(LEAST_LOOKAHEAD, MAX_LOOKAHEAD // max(1, len(self._lines)))
         ahead, looked_at, num_passed_over = dict[int, deque[Sequence]](), Counter[int](), 0
@@ -129,8 +116,9 @@ class WaitingQueue:
         def entries(lines: Iterable[Line]) -> list[tuple[Key, int, Line]]:
             return [entry(line) for line in lines if ahead.get(line.number, line.sequences)]
 
-        heap, num_swaps, num_looks = entries(self._lines.values()), self._policy.num_swaps, 0
+        heap = [(key_of(line, line.first), line.number, line) for line in self._lines.values()]
         heapify(heap)
+        num_swaps, num_looks = self._policy.num_swaps, 0
         while heap and num_looks < MOST_LOOKED_AT and num_passed_over < MOST_PASSED_OVER:
             _, number, line = heap[0]
             if not ahead.get(number, line.sequences):
@@ -154,7 +142,8 @@ class WaitingQueue:
                 heap, num_swaps = entries(self._lines.values()), self._policy.num_swaps
                 heapify(heap)
             elif id(sequence) not in line.sequences:  # it had its turn
-                for each in entries(each for each in self._lines.values() if each.share.flow == line.share.flow):
+                names = {self._policy.line_of(replace(line.share, priority=priority)) for priority in RANKS}
+                for each in entries(self._lines[name] for name in names if name in self._lines):
                     heappush(heap, each)
 
     def _line_for(self, sequence: Sequence) -> Line:
@@ -163,6 +152,6 @@ class WaitingQueue:
         line = self._lines.get(name)
         if line is None:
             self._num_lines += 1
-            line = self._lines[name] = Line(share, since=self._clock(), number=self._num_lines)
+            line = self._lines[name] = Line(share, self._clock(), self._num_lines)
             self._policy.enter(share)
         return line

@@ -1,10 +1,10 @@
 """The scheduler: which sequences run. For each step it
 
 1. gives every running sequence blocks for its next token; where none is free, it preempts the policy's victim;
-2. if nothing was preempted, has a place given up where the policy says so;
-3. admits waiting sequences: opens a place, takes what is computed of the prompt already, reserves blocks;
-4. copies shared and cached blocks to where their holders read them, a bounded number;
-5. plans the batch (`planner.py`).
+2. if nothing was preempted, admits waiting sequences (`admission.py`), the first on a place that another gives up if
+   need be: opens a place, takes what is computed of the prompt already, reserves blocks;
+3. copies shared and cached blocks to where their holders read them, a bounded number;
+4. plans the batch (`planner.py`).
 
 Behind the step the engine publishes what is computed, starts forks, and releases what has ended.
 """
@@ -108,9 +108,6 @@ class Scheduler:
             if sequence.place.holding is not None:
                 self._make_room(sequence)
         if self.num_preemptions == preempted_before:
-            if (giver := self._admission.giver(self.running)) is not None:
-                self._policy.note_given(giver.request.share.flow)
-                self._preempt(giver)
             self._admit()
         self._store.fill(self._max_copied_tokens)
         batch = self._planner.batch(self.running, self.pace, cuts=self._admission.cuts())
@@ -121,7 +118,8 @@ class Scheduler:
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Return sequences that never began because their adapter could not be had, with the reason."""
-        return self._admission.take_failures()
+        failures, self._admission.failures = self._admission.failures, []
+        return failures
 
     def release(self, sequence: Sequence) -> None:
         """Take back all that a sequence holds; what of it is sound stays cached."""
@@ -221,10 +219,10 @@ class Scheduler:
     def _admit(self) -> None:
         """Give those of the queue that there is room for a place, blocks for all their tokens, and a slot."""
         num_looked_up = 0
-        for sequence, shared in self._admission.admissible(self.running):
+        for sequence, shared in self._admission.admissible(self.running, self._preempt):
             is_new = sequence.place.started_at is None
             holding = self._open(sequence)
-            if self._uses_prefixes and sequence.request.uses_cache and sequence.may_skip_computed:
+            if self._uses_prefixes and sequence.may_skip_computed:
                 sequence.num_computed = self._begun_with(sequence, shared)
                 num_looked_up += sequence.num_tokens if shared is None else 0
                 self.num_prefix_hit_tokens += sequence.num_computed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from operator import ne
 
 from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.delta import Delta, Finish, FinishReason, TokenLogprob
@@ -42,7 +43,7 @@ class Place:
 
 @dataclass(slots=True)
 class Shown:
-    """What a client was shown of a sequence, and what waits to be. `output/` alone writes it.
+    """What a client was shown of a sequence, and what waits to be. `sampling/output.py` alone writes it.
 
     ending:             finds stop strings in the text
     prompt:             where the prompt that is echoed stands among the tokens; of a gap that is its prefix alone
@@ -132,7 +133,7 @@ class Sequence:
         self.place, self.spent = Place(), Spent()
 
     def end(self, reason: FinishReason, *, matched_stop: str | int | None = None) -> Finish:
-        """End it, once and for good."""
+        """End the sequence, once and for good."""
         assert self.finish is None, f"{self} has ended already"
         self._drop_held()  # they are behind its end
         wanted, spent = self.request.stop.max_tokens, self.spent
@@ -163,7 +164,7 @@ class Sequence:
 
     @property
     def salt(self) -> bytes:
-        """What besides tokens names its keys and values: the version of its adapter or mix, and the client's own salt.
+        """Return what names its keys and values besides tokens: the version of its adapter or mix, and a client's salt.
 
         No version holds the byte between the two.
         """
@@ -172,7 +173,7 @@ class Sequence:
 
     @property
     def names(self) -> Items[int]:
-        """What its blocks are named by: its tokens, and of images their digests."""
+        """Return what its blocks are named by: its tokens, and of images their digests."""
         if self.illustration is None:
             return self.token_ids
         return [*self.illustration.names, *self.token_ids[self.prompt_length :]]
@@ -183,7 +184,7 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Tokens whose keys and values are still to be computed."""
+        """Count the tokens whose keys and values are still to be computed."""
         return len(self.token_ids) - self.num_computed
 
     @property
@@ -192,7 +193,7 @@ class Sequence:
 
     @property
     def num_taken(self) -> int:
-        """Generated tokens without those that wait for their scores."""
+        """Count the generated tokens without those that wait for their scores."""
         return self.num_generated - self.num_held
 
     @property
@@ -211,9 +212,9 @@ class Sequence:
 
     @property
     def may_skip_computed(self) -> bool:
-        """Whether positions that were computed before need not be computed for it: nothing is wanted of them."""
-        record = self.record
-        return not self.scores_prompt and (record is None or record.next >= self.num_tokens - 1)
+        """Whether it may begin with what others computed: its client agrees and wants nothing of those positions."""
+        is_recorded = self.record is None or self.record.next >= self.num_tokens - 1
+        return self.request.uses_cache and not self.scores_prompt and is_recorded
 
     @property
     def scores_prompt(self) -> bool:
@@ -249,12 +250,12 @@ class Span:
 
     @property
     def num_computed(self) -> int:
-        """Tokens that are computed for it, guesses included."""
+        """Count the tokens that are computed for it, guesses included."""
         return self.length + len(self.draft)
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits."""
+        """Count its rows of logits."""
         return self.scores + self.samples + len(self.draft)
 
     @property
@@ -287,7 +288,7 @@ class Batch:
 
     @property
     def first_rows(self) -> list[int]:
-        """Where the logits of each span begin among those of the batch."""
+        """Return where the logits of each span begin among those of the batch."""
         first_rows, row = [], 0
         for span in self.spans:
             first_rows.append(row)
@@ -300,5 +301,4 @@ class Batch:
 
 def num_common(left: Items[int], right: Items[int]) -> int:
     """Return how many tokens both begin with."""
-    differing = (place for place, (one, other) in enumerate(zip(left, right, strict=False)) if one != other)
-    return next(differing, min(len(left), len(right)))
+    return [*map(ne, left, right), True].index(True)

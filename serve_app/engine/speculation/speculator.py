@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from serve_app.engine.config import EngineConfig
@@ -29,18 +29,6 @@ PLAIN_EVERY = 32
 """So many steps with guesses are followed by one without, so that what they are compared with is not out of date."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """The room that the guesses of one step have.
-
-    max_guesses: tokens, and rows of logits
-    reserve: makes room for so many tokens of a sequence; False where that would be at another's cost
-    """
-
-    max_guesses: int
-    reserve: Callable[[Sequence, int], bool]
-
-
 class Speculator:
     """Keeps a guesser for each sequence that may be guessed for, as long as that lives.
 
@@ -57,8 +45,11 @@ class Speculator:
         self.costs = StepCosts()
         self._guessers: WeakKeyDictionary[Sequence, Guesser] = WeakKeyDictionary()
 
-    def extend(self, spans: list[Span], room: Room) -> list[Span]:
-        """Give the spans of a step without prompts the guesses that pay. Changes no sequence."""
+    def extend(self, spans: list[Span], most: int, *, reserve: Callable[[Sequence, int], bool]) -> list[Span]:
+        """Give the spans of a step without prompts the guesses that pay, at most so many. Changes no sequence.
+
+        reserve: makes room for so many tokens of a sequence; False where that would be at another's cost
+        """
         plain_s = self.costs.plain_s(len(spans)) if self.max_draft else None
         if plain_s is None or LOOKING_S + LOOKING_SEQUENCE_S * len(spans) > MOST_LOOKING * plain_s:
             return spans
@@ -66,8 +57,13 @@ class Speculator:
         guessers = {id(span.sequence): self._caught_up(span.sequence) for span in wanting}
         drafts = {name: self._draft(span, guessers[name]) for span in wanting for name in [id(span.sequence)]}
         chances = {name: guessers[name].trust.chances(guessers[name].num_matched, len(drafts[name])) for name in drafts}
-        lengths = self._lengths(chances, num_sequences=len(spans), plain_s=plain_s, most=room.max_guesses)
-        return [self._extended(span, drafts, lengths, room) for span in spans]
+        lengths = self._lengths(chances, num_sequences=len(spans), plain_s=plain_s, most=most)
+        extended = []
+        for span in spans:
+            sequence, length = span.sequence, lengths.get(id(span.sequence), 0)
+            has_room = length > 0 and reserve(sequence, sequence.num_tokens + length)
+            extended.append(replace(span, draft=drafts[id(sequence)][:length]) if has_room else span)
+        return extended
 
     def note(self, batch: Batch, seconds: float) -> None:
         """Learn from a step what one takes; seconds as `work_clock` counts them."""
@@ -127,17 +123,9 @@ class Speculator:
             lengths[name] = lengths.get(name, 0) + 1
         return lengths
 
-    @staticmethod
-    def _extended(span: Span, drafts: dict[int, tuple[int, ...]], lengths: dict[int, int], room: Room) -> Span:
-        name = id(span.sequence)
-        length = lengths.get(name, 0)
-        if not length or not room.reserve(span.sequence, span.sequence.num_tokens + length):
-            return span
-        return replace(span, draft=drafts[name][:length])
-
 
 class StepCosts:
-    """Estimates by the number of sequences and of guesses, each by powers of two: no model of the machine is needed."""
+    """Estimates what steps take by powers of two of sequences and guesses; needs no model of the machine."""
 
     def __init__(self) -> None:
         self._plain_s: dict[int, float] = {}

@@ -1,39 +1,23 @@
 """Verifies guesses: draws each next token, and goes on as long as the drawn tokens equal the guesses.
 
-Every token is drawn as it would be without guesses: by the same sampler, from logits of the same tokens before it, by
-the random numbers of its own position, with all that penalties, constraints and stops have seen until then. A guess is
-only compared with what was drawn. So a text is the same with and without, sampled ones too, and whatever may be asked
-of a request holds of itself: a guess never enters a sequence's state, and there is nothing to be rolled back.
+The sampler draws every token as without guesses: from logits of the same tokens, by the random numbers of its own
+position. A guess is only compared with what was drawn. It never enters a sequence's state, so nothing is rolled back.
 
-Nothing is lost by that. Rejection sampling (Leviathan et al., arXiv 2211.17192) accepts a token x that was guessed with
-probability q(x) where it is likely p(x) with probability min(1, p(x) / q(x)); here a guess is certain, q(x) = 1, and
-that is p(x): the probability that drawing from p gives x. More cannot be had of any scheme whose tokens are distributed
-as p, as a guess that is accepted is a token that comes out.
+Nothing is lost by that. Rejection sampling (Leviathan et al., arXiv 2211.17192) accepts a guess x with probability
+min(1, p(x) / q(x)). Here a guess is certain, q(x) = 1, so that is p(x): the probability that drawing gives x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from serve_app.core.delta import Delta, joined_by_sequence
-from serve_app.engine.output.output import Output
 from serve_app.engine.sampling.masks import MaskComputer, StepMasks
+from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import Begun, Sampler
 from serve_app.engine.scheduler.sequence import Batch, Span, num_common
-
-
-@dataclass(frozen=True, slots=True)
-class Guessed:
-    """A span with guesses that was computed.
-
-    row: of its last own token's logits; those behind its guesses are the rows after it
-    """
-
-    span: Span
-    row: int
 
 
 class Verifier:
@@ -57,7 +41,7 @@ class Verifier:
         return self._sampler.begin(logits, batch, masks)
 
     def finish(self, begun: Begun, standing: Items[bool]) -> list[Delta]:
-        """One delta per sequence that gained something. Changes sequences; does not release anything.
+        """Return one delta per sequence that gained something. Changes sequences; releases none.
 
         standing: of each span whether it is wanted still
         """
@@ -66,22 +50,23 @@ class Verifier:
         if not all(standing):
             stays = [number for number, stands in enumerate(standing) if stands]
             batch, sampled = Batch(tuple(batch.spans[at] for at in stays)), [sampled[at] for at in stays]
-        guessed = _guessed(batch)
-        for each in guessed:
-            self.num_drafted += len(each.span.draft)
-            each.span.sequence.spent.num_drafted += len(each.span.draft)
+        # with the row of its last own token's logits; those behind its guesses are the rows after it
+        guessed = [(s, row + s.scores) for s, row in zip(batch.spans, batch.first_rows, strict=True) if s.draft]
+        for span, _ in guessed:
+            self.num_drafted += len(span.draft)
+            span.sequence.spent.num_drafted += len(span.draft)
         deltas = self._output.commit(batch, sampled)
         if not guessed:
             return deltas
-        while follows := [(each, span) for each in guessed if (span := known_span(each.span)) is not None]:
-            for _, span in follows:
-                self.num_accepted += span.length
-                span.sequence.spent.num_accepted += span.length
-            batch = Batch(tuple(span for _, span in follows))
-            rows = [row for each, span in follows for row in _rows(each, span)]
+        while follows := [(span, row, known) for span, row in guessed if (known := known_span(span)) is not None]:
+            for _, _, known in follows:
+                self.num_accepted += known.length
+                known.sequence.spent.num_accepted += known.length
+            batch = Batch(tuple(known for _, _, known in follows))
+            rows = [each for span, row, known in follows for each in _rows(known, row + known.start - (span.end - 1))]
             sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))
             deltas += self._output.commit(batch, sampled)
-            guessed = [each for each, _ in follows]
+            guessed = [(span, row) for span, row, _ in follows]
         return joined_by_sequence(deltas)
 
 
@@ -102,12 +87,6 @@ def known_span(guessed: Span) -> Span | None:
     return Span(sequence, start, length, samples=length == len(missing), scores=scores) if length else None
 
 
-def _guessed(batch: Batch) -> list[Guessed]:
-    rows = zip(batch.spans, batch.first_rows, strict=True)
-    return [Guessed(span, row + span.scores) for span, row in rows if span.draft]
-
-
-def _rows(guessed: Guessed, span: Span) -> list[int]:
+def _rows(span: Span, first: int) -> list[int]:
     """Return the rows of its scored positions, then of its last if that is sampled; as in any batch."""
-    first = guessed.row + span.start - (guessed.span.end - 1)
     return [*range(first, first + span.scores), *([first + span.length - 1] if span.samples else [])]

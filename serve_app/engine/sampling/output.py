@@ -14,14 +14,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from dataclasses import replace
 
-from serve_app.core.delta import Delta, FinishReason, TokenLogprob, TopLogprob, joined
+from serve_app.core.delta import Delta, FinishReason, PromptReport, TokenLogprob, TopLogprob, joined
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
 from serve_app.core.log_context import about
-from serve_app.engine.output.prompt_report import PromptReporter
-from serve_app.engine.sampling.forced import certain_score, forced_token, hold, steer_by_certainty, waits_for_scores
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.sampler import SampledSpan
+from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
+from serve_app.text.offsets import meant_places, written_places
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Output:
                 extra = about([span.sequence.request.client_request_id])
                 logger.exception("what a step gave to %s could not be taken over", span.sequence, extra=extra)
                 if not span.sequence.is_finished:
-                    failure = _fail(span.sequence, "the engine failed to take over what it had computed")
+                    failure = _lose(span.sequence, EngineFailed("the engine failed to take over what it had computed"))
                     deltas += self._coalescer.take(span.sequence, [failure])
         return deltas
 
@@ -86,7 +86,7 @@ class Output:
         if (refusal := _refusal(sequence)) is not None:
             return [_lose(sequence, refusal)]
         if not result.is_finite or not (sequence.record is None or sequence.record.is_finite):
-            return [_fail(sequence, "the model gave logits that are not numbers")]
+            return [_lose(sequence, EngineFailed("the model gave logits that are not numbers"))]
         held = result.prompt if span.decodes else ()
         if held or result.token_id is not None or result.is_exhausted:
             return [self._advance(sequence, held, result)]
@@ -130,17 +130,20 @@ class Output:
 
         If log-probabilities are wanted, the next step computes them, and nothing of it is shown before.
         """
-        text, waits = "", waits_for_scores(sequence)
+        wanted, text = sequence.request.logprobs, ""
+        num_top = None if wanted is None else wanted.top
+        waits = wanted is not None and num_top is not None and not wanted.post_sampling
         for _ in range(self._max_forced):
             token_id = None if sequence.is_finished else forced_token(sequence)
             if token_id is None or (waits and not hold(sequence, token_id)):
                 break
             self.num_forced += 1
-            steer_by_certainty(sequence)
+            steer(sequence, 1.0)
             if not waits:
                 sequence.token_ids.append(token_id)
                 token_ids.append(token_id)
-                text += self._take(sequence, token_id, certain_score(sequence, token_id))
+                certain = None if num_top is None else Scored(token_id, 0.0, ((token_id, 0.0),) if num_top else ())
+                text += self._take(sequence, token_id, certain)
         return text
 
     def _take(self, sequence: Sequence, token_id: int, scored: Scored | None, *, is_held: bool = False) -> str:
@@ -289,17 +292,13 @@ def _constraint_name(sequence: Sequence) -> str:
     return "" if constraint is None else constraint.name
 
 
-def _fail(sequence: Sequence, message: str) -> Delta:
-    return _lose(sequence, EngineFailed(message))
-
-
 def _lose(sequence: Sequence, error: ServeError) -> Delta:
     sequence.end(FinishReason.ERROR)
     return Delta(request_id=sequence.request.request_id, sample=sequence.sample, error=error)
 
 
 class Period:
-    """A time span that is over at first.  clock: seconds, monotonic"""
+    """Measures a time span, which is over at first.  clock: seconds, monotonic"""
 
     def __init__(self, clock: Callable[[], float], length_s: float) -> None:
         self._clock = clock
@@ -347,3 +346,131 @@ class Coalescer:
         if last.error is None:
             return [joined(gathered)]
         return [joined(gathered[:-1]), last] if len(gathered) > 1 else [last]
+
+
+NUM_TAIL_TOKENS = 16
+
+
+class PromptReporter:
+    """Reports a request's prompt once, with the first delta of its first sample."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def report(self, sequence: Sequence) -> PromptReport | None:
+        """Return the report; None if it was given, or is another sample's to give."""
+        if sequence.sample != 0 or sequence.shown.is_prompt_reported:
+            return None
+        request = sequence.request
+        prompt_ids = sequence.token_ids[: sequence.prompt_length]
+        wanted, scored, logprobs = request.logprobs, None, None
+        if wanted is not None and wanted.scores_prompt:
+            scored = self._scored(prompt_ids, sequence.shown.prompt_logprobs)
+            logprobs = self._placed(sequence, scored) if wanted.prompt else None
+        text = self._echoed(sequence) if request.echo else None
+        sequence.shown.is_prompt_reported = True
+        sequence.shown.prompt_logprobs = []
+        return PromptReport(
+            num_tokens=sequence.prompt_length,
+            num_cached_tokens=sequence.place.num_cached_tokens,
+            num_dropped_tokens=sequence.shown.num_dropped_tokens,
+            queue_s=max(0.0, (sequence.place.started_at or sequence.place.arrived_at) - sequence.place.arrived_at),
+            text=text,
+            logprobs=logprobs,
+            whole_logprobs=scored if wanted is not None and wanted.whole_prompt is not None else None,
+            token_ids=tuple(prompt_ids) if request.reports_prompt_ids else None,
+            unenforced_formats=() if sequence.matcher is None else sequence.matcher.formats,
+            tail=self._tokenizer.untokenize(prompt_ids[-NUM_TAIL_TOKENS:]) if request.reports_tail else "",
+        )
+
+    def _echoed(self, sequence: Sequence) -> str:
+        """Return the prompt as it was written if it was text and is echoed whole, else what its tokens mean."""
+        written = _written(sequence)
+        if written is not None:
+            return written
+        shown = sequence.shown.prompt
+        prompt_ids = sequence.token_ids[shown.start : shown.stop]
+        return self._meaning(sequence, prompt_ids)[self._num_cut(sequence, prompt_ids) :]
+
+    def _scored(self, prompt_ids: list[int], scored: list[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        """Return the scores of all tokens; nothing predicts the first."""
+        text = self._tokenizer.token_text(prompt_ids[0])
+        return (TokenLogprob(token_id=prompt_ids[0], text=text, logprob=None, offset=0), *scored)
+
+    def _placed(self, sequence: Sequence, scored: Items[TokenLogprob]) -> tuple[TokenLogprob, ...]:
+        """Return each echoed token with its offset in the echo; one that goes on with a cut character is at 0."""
+        shown = scored[sequence.shown.prompt.start : sequence.shown.prompt.stop]
+        prompt_ids = [entry.token_id for entry in shown]
+        places = self._places(sequence, prompt_ids)
+        placed = [replace(entry, offset=place) for entry, place in zip(shown, places, strict=True)]
+        return tuple(placed[-sequence.request.echo_last :])  # 0 is all
+
+    def _places(self, sequence: Sequence, prompt_ids: list[int]) -> list[int]:
+        """Return how many characters of the echo stand before each token of the prompt."""
+        request, written = sequence.request, _written(sequence)
+        if written is None:
+            num_cut = self._num_cut(sequence, prompt_ids)
+            places = meant_places(self._tokenizer, prompt_ids, shows_special=not request.skips_special_tokens)
+            return [max(0, place - num_cut) for place in places]
+        has_prefix = request.infill is None and request.prompt.adds_special  # of a gap it is not shown
+        num_prefixed = len(self._tokenizer.prefix_ids) if has_prefix else 0
+        return [0] * num_prefixed + written_places(self._tokenizer, written, prompt_ids[num_prefixed:])
+
+    def _num_cut(self, sequence: Sequence, prompt_ids: list[int]) -> int:
+        """Return how many characters begin before the last tokens, if only those are echoed."""
+        count = sequence.request.echo_last
+        return len(self._meaning(sequence, prompt_ids[:-count])) if count else 0
+
+    def _meaning(self, sequence: Sequence, token_ids: list[int]) -> str:
+        """Return the text of tokens, special ones by their names if the completion shows them, too."""
+        skips = sequence.request.skips_special_tokens
+        return self._tokenizer.decode(token_ids) if skips else self._tokenizer.untokenize(token_ids)
+
+
+def _written(sequence: Sequence) -> str | None:
+    """Return the prompt as it was written, if it was text and is echoed whole."""
+    request = sequence.request
+    return None if request.echo_last else request.prompt.text
+
+
+def forced_token(sequence: Sequence) -> int | None:
+    """Return the only token that the constraint allows now, if nothing else forbids it; else the sampler decides."""
+    matcher = sequence.matcher
+    if matcher is None or matcher.failure is not None:
+        return None
+    token_id = matcher.forced
+    return None if token_id is None or _is_forbidden(sequence, token_id) else token_id
+
+
+def hold(sequence: Sequence, token_id: int) -> bool:
+    """Append a forced token whose score is waited for.
+
+    Return False, and change nothing, if a drawn token has to be the last: the text, or what may be generated, ends with
+    it.
+    """
+    matcher = sequence.matcher
+    assert matcher is not None, f"{sequence} is not constrained"
+    if sequence.num_generated + 1 >= sequence.max_tokens:
+        return False
+    matcher.advance(token_id)
+    if matcher.is_complete or matcher.failure is not None:
+        matcher.go_back(1)
+        return False
+    sequence.token_ids.append(token_id)
+    sequence.num_held += 1
+    return True
+
+
+def _is_forbidden(sequence: Sequence, token_id: int) -> bool:
+    """Return whether bans and the like forbid a token; asked for every forced token, so in constant time."""
+    state, stop = sequence.sampling_state, sequence.request.stop
+    bad_words = state.bad_words
+    if state.allowed and token_id not in state.allowed:
+        return True
+    if sequence.num_generated < stop.min_tokens and token_id in stop.token_ids:
+        return True
+    if token_id in state.biased:
+        return True  # a ban, or what is as good as one
+    if bad_words is None:
+        return False
+    return token_id in bad_words.completions(sequence.token_ids, num_generated=sequence.num_generated)

@@ -1,1 +1,0 @@
-"""Output: turns sampled tokens into deltas, with text, endings and prompt reports."""
