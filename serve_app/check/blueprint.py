@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from ray.serve._private.build_app import build_app
-from ray.serve._private.utils import import_attr
 from ray.serve.deployment import Application, Deployment
+
+from serve_app.deployments.ray_private import built_deployments, imported_as_by_serve
 
 
 class BuilderUnusable(Exception):
@@ -53,7 +53,7 @@ def read_blueprint(import_path: str, raw_arguments: Any, *, application: str) ->
 
 def _imported(import_path: str) -> Any:
     try:
-        target = import_attr(import_path)
+        target = imported_as_by_serve(import_path)
     except Exception as error:
         raise BuilderUnusable(f"{import_path!r} cannot be imported: {error}") from error
     if not isinstance(target, Application) and not inspect.isfunction(target):
@@ -72,4 +72,4 @@ def _argument_schema(builder: Callable[..., Any]) -> type[BaseModel] | None:
 
 
 def _deployments(application: Application, name: str) -> Mapping[str, Deployment]:
-    return {each.name: each for each in build_app(application, name=name).deployments}
+    return {each.name: each for each in built_deployments(application, name)}

@@ -8,7 +8,6 @@ from pathlib import Path as FilePath
 from types import MappingProxyType
 from typing import Any
 
-from ray._private.utils import get_num_cpus
 from ray.serve import Deployment
 
 from serve_app.catalog.files import CatalogError
@@ -17,6 +16,7 @@ from serve_app.check.door import deployments_of
 from serve_app.check.folders import Needs, needs_of
 from serve_app.deployments.apps import FRONT_DEPLOYMENT
 from serve_app.deployments.arguments import ModelArgs
+from serve_app.deployments.ray_private import num_cpus_of_ray
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT
 from serve_app.engine.kv.budget import ROOT, free_host_bytes
 
@@ -203,4 +203,4 @@ def check_schedule(asks: Sequence[Ask], machine: Mapping[str, float]) -> Iterato
 
 def this_machine() -> Mapping[str, float]:
     """Return what Ray would find here."""
-    return {"num_cpus": get_num_cpus(), "num_gpus": len(list(ROOT.glob(GPU_DEVICES)))}
+    return {"num_cpus": num_cpus_of_ray(), "num_gpus": len(list(ROOT.glob(GPU_DEVICES)))}

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import gettempdir
 
 from serve_app.api.paths import Path as Route
 from serve_app.check.document import Finding, Severity
@@ -235,9 +236,8 @@ def _because(cluster: Cluster, loss: Loss) -> str:
 
 def session_of(pid: int) -> Path | None:
     """Return the folder of logs of the session of Ray that the process began; None where it came to none."""
-    from ray._common.utils import get_default_ray_temp_dir  # imported here: it brings Ray, which takes its time
-
-    return next(Path(get_default_ray_temp_dir()).glob(f"session_*_{pid}/logs"), None)
+    folder = Path(os.environ.get("RAY_TMPDIR") or gettempdir(), "ray")
+    return next(folder.glob(f"session_*_{pid}/logs"), None)
 
 
 def lines_of_session(folder: Path) -> list[str]:

@@ -19,7 +19,8 @@ from serve_app.api.dialects import DIALECTS
 from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
-from serve_app.deployments.serve_cluster import ServeCluster, http_host
+from serve_app.deployments.ray_private import http_host
+from serve_app.deployments.serve_cluster import ServeCluster
 from serve_app.deployments.transport import calls_of
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door, door_without_keys

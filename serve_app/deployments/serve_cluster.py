@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ray import serve
-from ray.serve._private.application_state import StatusOverview
-from ray.serve.context import _get_global_client
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
+from serve_app.deployments.ray_private import application_overviews
 from serve_app.deployments.transport import RayBackend, by_value
 from serve_app.router.discovery import Deployed, Sighting
 
@@ -42,7 +41,7 @@ class ServeCluster:
         return self._is_deleted
 
     async def applications(self) -> Mapping[str, Deployed]:
-        overviews = {each.name: each for each in await asyncio.to_thread(_overviews)}
+        overviews = {each.name: each for each in await asyncio.to_thread(application_overviews)}
         own = overviews.get(self._own_application)
         self._is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
         found = {
@@ -69,22 +68,6 @@ class ServeCluster:
         return RayBackend(self._handles[application], replica_id)
 
 
-def http_host() -> str | None:
-    """Return the host that Serve's proxies listen on; None where there is no HTTP. Asks the controller, and blocks."""
-    host: str | None = _get_global_client().http_config.host
-    return host
-
-
-def _overviews() -> list[StatusOverview]:
-    """Return the status of every application. Asks the controller, and blocks meanwhile.
-
-    `serve.status` tells the same, from every setting of every deployment, which it checks and pickles anew each time:
-    while a model was coming, 2.6 to 3.3 s of a router's processor time instead of 1.0 to 1.2 s.
-    """
-    overviews: list[StatusOverview] = _get_global_client().list_serve_statuses()
-    return overviews
-
-
 def _deployed(name: str, status: ApplicationStatus) -> Deployed:
     has_failed = status is FAILED
     return Deployed(
@@ -92,7 +75,7 @@ def _deployed(name: str, status: ApplicationStatus) -> Deployed:
     )
 
 
-def _may_have_a_model(overview: StatusOverview) -> bool:
+def _may_have_a_model(overview: Any) -> bool:
     if not overview.deployment_statuses:
         return overview.app_status.status in {*COMING, FAILED}
     return any(each.name == MODEL_DEPLOYMENT for each in overview.deployment_statuses)

@@ -1,1 +1,1 @@
-"""Web server: bytes in, bytes out; every failure is a JSON error. Uses Starlette and uvicorn, and no Ray."""
+"""Web server: bytes in, bytes out; every failure is a JSON error. Uses Starlette, and no Ray."""

@@ -77,10 +77,6 @@ class Outbox:
         self.num_bytes = 0
         self.has_reader = False
 
-    @property
-    def num_deltas(self) -> int:
-        return len(self._deltas)
-
     def put(self, deltas: Items[Delta], load: Load) -> None:
         self._deltas += deltas
         self._load = load

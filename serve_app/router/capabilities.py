@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
 
 from serve_app.api.error_text import shown
 from serve_app.core.cards import EVERYTHING, ModelCard
@@ -11,19 +13,17 @@ from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef
 from serve_app.core.request import TEMPERATURE_FIRST, GenerationRequest, RecordParams, SamplingParams, UnencodedParams
 
-SAMPLER_PARAMS: tuple[tuple[str, str, float], ...] = (
-    ("penalties", "repetition_penalty", 1.0),
-    ("penalties", "presence_penalty", 0.0),
-    ("penalties", "frequency_penalty", 0.0),
-    ("temperature", "temperature", 1.0),
-    ("top_n_sigma", "top_n_sigma", 0.0),
-    ("top_k", "top_k", 0),
-    ("typ_p", "typical_p", 1.0),
-    ("top_p", "top_p", 1.0),
-    ("min_p", "min_p", 0.0),
-    ("xtc", "xtc_probability", 0.0),
+NEUTRAL: Mapping[str, Any] = MappingProxyType({each.name: each.default for each in fields(SamplingParams)})
+"""The value of each parameter that switches it off."""
+OTHER_PARAMS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "penalties": ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+        "dry": (),
+        "typ_p": ("typical_p",),
+        "xtc": ("xtc_probability",),
+    }
 )
-"""Each sampler with its parameters and the value that switches it off."""
+"""Parameters of the samplers that are not called as their one parameter; DRY's are a type of their own."""
 EDITS = ("penalties", "dry")
 """Samplers that change logits, and so the likeliest token, too."""
 
@@ -68,10 +68,11 @@ def sampling_needs(params: SamplingParams, texts: UnencodedParams) -> Iterator[N
     """What sampling needs. Greedy sampling and Mirostat leave most samplers without effect."""
     active = EDITS if params.is_greedy else (*EDITS, "temperature") if params.mirostat else params.samplers
     needs: list[Need] = []
-    for sampler, param, neutral in SAMPLER_PARAMS:
-        value = getattr(params, param)
-        if sampler in active and sampler in params.samplers and value != neutral:
-            needs.append(Need(kind=sampler, param=param, found=value, off=f"be {neutral:g}"))
+    for sampler in TEMPERATURE_FIRST:
+        for param in OTHER_PARAMS.get(sampler, (sampler,)):
+            value, neutral = getattr(params, param), NEUTRAL[param]
+            if sampler in active and sampler in params.samplers and value != neutral:
+                needs.append(Need(kind=sampler, param=param, found=value, off=f"be {neutral:g}"))
     if params.dry is not None and "dry" in params.samplers:
         needs.append(Need(kind="dry", param="dry_multiplier", found=params.dry.multiplier, off="be 0"))
     yield from needs

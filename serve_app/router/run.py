@@ -92,11 +92,6 @@ class Run:
         return len(self._inbox) > 0
 
     @property
-    def num_pending(self) -> int:
-        """Events that wait for the reader."""
-        return len(self._inbox)
-
-    @property
     def num_finished(self) -> dict[str, int]:
         """Completions that have ended, by base."""
         return {base: stats.num_finished for base, stats in self._stats_by(lambda each: each.model.base).items()}

@@ -20,6 +20,13 @@ KEY = re.compile(r"sa-[A-Za-z0-9_-]{43}")
 """256 random bits in base64url (RFC 4648) behind the prefix."""
 NUM_KEY_BYTES = 32
 NUM_ID_BYTES = 6
+NO_DIGEST = "0" * 64
+UNKNOWN: tuple[Key | None, Identity] = (None, NOBODY)
+RETRY_S = 2
+VARIABLE = "SERVE_APP_PEPPER"
+DEFAULT_PEPPER = "serve_app.pepper"
+MIN_CHARS = 32
+NUM_PEPPER_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +64,6 @@ def new_key_id() -> str:
 def digest_of(key: str, pepper: bytes) -> str:
     """What is kept of a key."""
     return hmac.digest(pepper, key.encode(), hashlib.sha256).hex()
-
-
-NO_DIGEST = "0" * 64
-UNKNOWN: tuple[Key | None, Identity] = (None, NOBODY)
 
 
 class Directory:
@@ -103,9 +106,6 @@ class Directory:
 
 def _bearer(key: Key, tenants: Mapping[str, Tenant]) -> Identity:
     return Identity(tenant=tenants[key.tenant], key_id=key.id, scopes=key.scopes)
-
-
-RETRY_S = 2
 
 
 class KeyCache:
@@ -157,12 +157,6 @@ class KeyCache:
         return self._directory.identify(presented, now)
 
 
-VARIABLE = "SERVE_APP_PEPPER"
-DEFAULT_PEPPER = "serve_app.pepper"
-MIN_CHARS = 32
-NUM_BYTES = 32
-
-
 def read_pepper(file: Path, environment: str | None) -> bytes:
     """The environment's pepper, or that of the file. Raises TenancyError where there is none, or one that is short."""
     if environment is not None:
@@ -183,7 +177,7 @@ def make_pepper(file: Path) -> None:
     except FileExistsError:
         return
     with os.fdopen(descriptor, "w", encoding="ascii") as opened:
-        opened.write(secrets.token_hex(NUM_BYTES) + "\n")
+        opened.write(secrets.token_hex(NUM_PEPPER_BYTES) + "\n")
 
 
 def _checked(pepper: str, where: str) -> bytes:

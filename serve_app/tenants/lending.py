@@ -23,6 +23,16 @@ SpentOf = Callable[[str, str], int]
 Period = tuple[Meter, str]
 """Of a budget: which one, and its day or month."""
 
+MINUTE_S = 60
+MOMENT_S = 0.1
+ROUNDING_S = 1e-9
+"""By which times that are sums of others may be too early."""
+DAY_S = 86_400
+GAUGE_WAIT_S = 1.0
+"""When a place in flight becomes free nobody knows; so long is worth waiting."""
+MAX_PERIODS = 8
+"""Of one budget, those counted last: more than a clock that is set to and fro goes through."""
+
 
 def nothing_spent(tenant: str, period: str) -> int:
     return 0
@@ -227,17 +237,6 @@ class Lending:
 
     def _now(self, meter: Meter) -> float:
         return self._wall() if meter.is_budget else self._clock()
-
-
-MINUTE_S = 60
-MOMENT_S = 0.1
-ROUNDING_S = 1e-9
-"""By which times that are sums of others may be too early."""
-DAY_S = 86_400
-GAUGE_WAIT_S = 1.0
-"""When a place in flight becomes free nobody knows; so long is worth waiting."""
-MAX_PERIODS = 8
-"""Of one budget, those counted last: more than a clock that is set to and fro goes through."""
 
 
 class Window:

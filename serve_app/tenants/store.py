@@ -158,7 +158,7 @@ class TenantStore:
         """Those behind the event of that number, the oldest first."""
         wanted = select(tables.events).where(tables.events.c.id > after).order_by(tables.events.c.id).limit(most)
         with self._engine.connect() as connection:
-            return [Event(**row._mapping) for row in connection.execute(wanted)]
+            return [Event(**row) for row in connection.execute(wanted).mappings()]
 
     def add_tenant(self, tenant: Tenant, by: Author) -> None:
         """Raises TenancyError where the name is taken."""

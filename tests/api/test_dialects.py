@@ -234,12 +234,13 @@ def test_max_tokens_outside_of_the_dialects_range_is_refused_and_the_range_told(
 
 @EVERY
 def test_the_number_of_stop_strings_is_the_dialects(dialect):
-    five = list("abcde")
-    if dialect.max_stop_strings is None:
-        assert parse(dialect, stop=five).stop == tuple(five)
+    most = dialect.max_stop_strings
+    many = [f"stop {number}" for number in range(5 if most is None else most + 1)]
+    if most is None:
+        assert parse(dialect, stop=many).stop == tuple(many)
     else:
-        assert parse(dialect, stop=five[:4]).stop == tuple(five[:4])
-        assert "at most 4 strings" in refusal(dialect, stop=five).message
+        assert parse(dialect, stop=many[:most]).stop == tuple(many[:most])
+        assert f"at most {most} strings" in refusal(dialect, stop=many).message
 
 
 @EVERY

@@ -358,7 +358,7 @@ def test_a_neutral_value_changes_nothing(name, value):
     ("name", "value"),
     [
         ("raw_output", 0),  # a number is not false
-        ("top_a", True),
+        ("skew", True),
         ("logprob_token_ids", []),
         ("tfs", 0.9),
     ],

@@ -11,7 +11,7 @@ import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
 from serve_app.core.cards import ReplicaCard
-from serve_app.deployments.serve_cluster import http_host
+from serve_app.deployments.ray_private import http_host
 from tests.cluster.faults import TIMEOUT_S, cards, signal_a_replica, until
 
 pytestmark = pytest.mark.cluster

@@ -31,8 +31,7 @@ def test_figures_of_the_page_are_those_of_the_line_it_names() -> None:
 
 
 def test_the_readme_counts_dialects_and_parameters_as_they_are() -> None:
-    assert "Seven dialects" in README
-    assert len(PAGES_OF) == 7
+    assert f"{('Seven', 'Eight', 'Nine', 'Ten')[len(PAGES_OF) - 7]} dialects" in README
     least = re.search(r"Over (\d+) parameters", README)
     assert least is not None
     assert int(least[1]) < len(bodies()["union"]["parameters"]) < int(least[1]) + 50

@@ -13,6 +13,7 @@ from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight, PackedLinea
 from serve_app.kernels.cpu import compiling, products
 from serve_app.kernels.cpu.products import MAX_ROWS, MIDDLE, ROWS, LaidOut, WholeRows
 from serve_app.kernels.openmp import libgomp
+from serve_app.kernels.torch_private import lay_out
 
 HAS_KERNEL = products._kernel() is not None
 needs_kernel = pytest.mark.skipif(not HAS_KERNEL, reason="a CPU without AVX512-BF16, or with AMX")
@@ -160,7 +161,7 @@ def test_however_many_threads_products_are_right_and_ours(outputs: int, inputs: 
 
 @needs_onednn
 def test_wider_numbers_are_left_to_onednn() -> None:
-    packed = torch.ops.mkldnn._reorder_linear_weight(torch.randn(64, 64), NUM_ROWS)
+    packed = lay_out(torch.randn(64, 64), NUM_ROWS)
     assert LaidOut.find(packed, None) is None
 
 
@@ -179,8 +180,7 @@ def test_where_no_kernel_can_be_made_onednn_computes(
     def refuse(*_: object, **__: object) -> object:
         raise RuntimeError("LLVM ended")
 
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_tile": False})
     monkeypatch.setattr(compiling.Code, "__init__", refuse)
     assert products._kernel.__wrapped__() is None
     assert "LLVM ended" in caplog.text

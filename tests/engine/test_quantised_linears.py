@@ -53,7 +53,7 @@ def test_int8_differs_from_its_dequantised_weight_by_the_rounding_of_inputs_alon
 
 def test_without_amx_products_are_not_left_to_onednns_reference() -> None:
     """With AVX512-VNNI that took up to 300 times as long."""
-    if torch.cpu._is_amx_tile_supported() or "fbgemm" not in torch.backends.quantized.supported_engines:
+    if torch.cpu.get_capabilities().get("amx_tile") or "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("another kernel is wanted here, or there is no other")
     found = int8_kernel()
     assert getattr(found, "func", found) in (VnniRows, FbgemmRows)

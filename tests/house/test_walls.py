@@ -45,7 +45,7 @@ WALLS = {
     ),
     "router": wall("core api catalog tenants tools"),
     "observe": wall("core api router", "opentelemetry"),
-    "http": wall("core api router", "starlette uvicorn httptools prometheus_client pyarrow"),
+    "http": wall("core api router", "starlette prometheus_client pyarrow"),
     "deployments": wall("core api catalog tenants engine replica router observe http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
     "cli": wall("api catalog check core tenants", "prometheus_client psutil ray rich typer yaml"),

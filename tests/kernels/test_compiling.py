@@ -54,7 +54,7 @@ def test_kernels_that_cannot_be_made_or_are_wrong_leave_it_to_torch(caplog: pyte
 
 
 def test_pairs_of_bfloat16_are_multiplied_in_wide_vectors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     for capability, expected in (("AVX512", True), ("AVX2", False)):  # torch may be told to do without
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda told=capability: told)
         assert Machine.here().has_pairs is expected

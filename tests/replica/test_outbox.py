@@ -69,13 +69,16 @@ async def test_deltas_within_the_bound_are_given_one_by_one() -> None:
 
 @pytest.mark.law("Budget")
 async def test_what_is_kept_for_a_router_that_does_not_read_is_bounded_by_its_sequences() -> None:
-    outbox = Outbox(16)
     sequences = [(f"r{number}", sample) for number in range(20) for sample in range(2)]
-    most = 0
-    for _ in range(500):
-        outbox.put([Delta(request_id=id_, sample=sample, text="x") for id_, sample in sequences], Load())
-        most = max(most, outbox.num_deltas)
-    assert most <= 3 * len(sequences)
+
+    def filled(times: int) -> Outbox:
+        outbox = Outbox(16)
+        for _ in range(times):
+            outbox.put([Delta(request_id=id_, sample=sample, text="x") for id_, sample in sequences], Load())
+        return outbox
+
+    assert max(len(filled(times).drop()) for times in (*range(1, 40), 500)) <= 3 * len(sequences)
+    outbox = filled(500)
     outbox.close()
     (frame,) = await read(outbox)
     texts: dict[tuple[str, int], str] = {}

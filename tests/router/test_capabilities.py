@@ -23,6 +23,7 @@ from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, RecordParams, SamplerName
 from serve_app.router.capabilities import check_capabilities
 from serve_app.router.lower import Wanted, lower
+from tests.api.test_dialects import VALUES
 from tests.fakes import model_card
 from tests.parsing import parse_completion
 
@@ -43,12 +44,8 @@ NEEDS: list[tuple[str, str, str, dict[str, Any]]] = [
     ("sampling", "penalties", "presence_penalty", {"presence_penalty": 0.5}),
     ("sampling", "penalties", "frequency_penalty", {"frequency_penalty": 0.5}),
     ("sampling", "dry", "dry_multiplier", {"dry_multiplier": 0.8}),
-    ("sampling", "temperature", "temperature", {"temperature": 0.7}),
-    ("sampling", "top_n_sigma", "top_n_sigma", {"top_n_sigma": 1.0}),
-    ("sampling", "top_k", "top_k", {"top_k": 5}),
+    *(("sampling", name, name, {name: VALUES[name]}) for name in get_args(SamplerName) if name in VALUES),
     ("sampling", "typ_p", "typical_p", {"typical_p": 0.9}),
-    ("sampling", "top_p", "top_p", {"top_p": 0.9}),
-    ("sampling", "min_p", "min_p", {"min_p": 0.1}),
     ("sampling", "xtc", "xtc_probability", {"xtc_probability": 0.5}),
     ("sampling", "dynamic_temperature", "dynatemp_range", {"dynatemp_range": 0.5}),
     ("sampling", "mirostat", "mirostat", {"mirostat": 2}),

@@ -120,12 +120,12 @@ class GroupedPlan:
 
 def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
     """Let models find an attention function by its name."""
-    ALL_ATTENTION_FUNCTIONS.register(name, function)
+    ALL_ATTENTION_FUNCTIONS[name] = function
 
 
 def unregister(name: str) -> None:
-    """Undo `register`, for which transformers has no words of its own."""
-    ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
+    """Undo `register`."""
+    ALL_ATTENTION_FUNCTIONS.pop(name, None)
 
 
 def attend(

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +20,7 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.precision import choose_dtype
 from serve_app.engine.decoder.text_part import class_named, text_class, text_config, whole_class
+from serve_app.engine.decoder.transformers_private import from_config
 from serve_app.engine.quantized.checkpoint import await_weights
 from serve_app.engine.quantized.formats import Format, formats_of
 from serve_app.engine.quantized.linear import Bits
@@ -257,12 +257,9 @@ def shapes_of(judged: Judged, dtype: torch.dtype | None = None) -> nn.Module:
     """The model without its numbers. Raises ModelNotSupported where it wants a package that is not there."""
     try:
         with torch.device("meta"):
-            model: nn.Module = judged.kind._from_config(
-                deepcopy(judged.config), dtype=dtype, attn_implementation="eager"
-            )
+            return from_config(judged.kind, judged.config, dtype=dtype)
     except ImportError as error:
         raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
-    return model
 
 
 def held_bytes(module: nn.Module) -> int:

@@ -18,6 +18,7 @@ from serve_app.engine.decoder.stored import StoredLinear, Widening
 from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 from serve_app.kernels.interface import laid_out, may_read
 from serve_app.kernels.openmp import alone
+from serve_app.kernels.torch_private import lay_out, memory_of, multiply
 
 NUM_ROWS = 8
 """For how many rows oneDNN is asked to lay weights out. What it makes for one row takes 0.87 of the time at one row,
@@ -41,10 +42,9 @@ class OneDnnWeight:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         """weight: [outputs, inputs], which `packs`;  bias: [outputs]"""
-        self.packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
+        self.packed = lay_out(weight, NUM_ROWS)
         self.num_bytes = weight.nbytes
         self._bias = bias
-        self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self.ours = laid_out(self.packed, bias)
         if self.ours is None and may_read(weight.shape, weight.dtype):
             self._lay_out_for_ours(weight)
@@ -52,7 +52,7 @@ class OneDnnWeight:
     def _lay_out_for_ours(self, weight: Tensor) -> None:
         """For many threads oneDNN lays weights out in smaller blocks, from 16 on some of Qwen2.5-0.5B's."""
         with alone():
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), NUM_ROWS)
+            packed = lay_out(weight, NUM_ROWS)
         self.ours = laid_out(packed, self._bias)
         if self.ours is not None:
             self.packed = packed
@@ -69,8 +69,7 @@ class OneDnnWeight:
     def __call__(self, x: Tensor) -> Tensor:
         if self.ours is not None and self.ours.takes(x):
             return self.ours(x)
-        y: Tensor = self._multiply(x, self.packed, self._bias, "none", [], "")
-        return y
+        return multiply(x, self.packed, self._bias)
 
 
 class PackedLinear(nn.Module):
@@ -422,9 +421,11 @@ class PlainRows:
 
 def _guesses(kept: OneDnnWeight) -> list[Tensor]:
     """A packed weight's memory, as it may have to be looked at."""
-    if not hasattr(torch.ops.mkldnn, "data_ptr") or not hasattr(torch.ops.mkldnn, "_nbytes"):
+    memory = memory_of(kept.packed)
+    if memory is None:
         return []
-    flat = _memory(kept.packed)
+    # valid as long as the packed tensor is there
+    flat = torch.frombuffer((ctypes.c_char * memory.num_bytes).from_address(memory.address), dtype=kept.packed.dtype)
     outputs, inputs = kept.packed.shape
     found = []
     for block in ROWS_PER_BLOCK:
@@ -433,10 +434,3 @@ def _guesses(kept: OneDnnWeight) -> list[Tensor]:
             if inputs % strip == 0 and num_rows * inputs == flat.numel():
                 found.append(flat.view(-1, inputs // strip, block, strip).transpose(1, 2))
     return found
-
-
-def _memory(packed: Tensor) -> Tensor:
-    """What a packed tensor has in memory, as a flat one; valid as long as it is there."""
-    size: Any = torch.ops.mkldnn._nbytes(packed)
-    start: Any = torch.ops.mkldnn.data_ptr(packed)
-    return torch.frombuffer((ctypes.c_char * size).from_address(start), dtype=packed.dtype)

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from serve_app.kernels.torch_private import onednn_has
+
 
 def choose_dtype(
     asked: str,
@@ -33,10 +35,4 @@ def choose_dtype(
 
 def cpu_is_fast(dtype: torch.dtype) -> bool:
     """Whether this CPU has instructions for products of this type of 16 bits."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    supports: dict[torch.dtype, Callable[[], bool]] = {
-        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
-        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
-    }
-    return dtype in supports and bool(supports[dtype]())
+    return torch.backends.mkldnn.is_available() and onednn_has(dtype)

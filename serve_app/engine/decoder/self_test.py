@@ -20,6 +20,7 @@ from serve_app.engine.decoder.record import expert_layers
 from serve_app.engine.decoder.step import CurrentStep, Step
 from serve_app.engine.decoder.stored import giving_zeros
 from serve_app.engine.decoder.text_part import take_over_scales, text_config
+from serve_app.engine.decoder.transformers_private import lets_attention_be_chosen
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading, Scoring
 from serve_app.engine.quantized.linear import QuantisedLinear
@@ -150,7 +151,7 @@ def outlined_shape(module: PreTrainedModel) -> KeyValueShape | None:
     except Unfit as error:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     except Exception:  # what has no numbers fails in many ways, none of which is the model's fault
-        if not module._can_set_attn_implementation():
+        if not lets_attention_be_chosen(module):
             raise ModelNotSupported(f"{module.config.model_type}: {OTHER_WAY}") from None
         return None
 

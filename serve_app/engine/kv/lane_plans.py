@@ -13,6 +13,7 @@ from serve_app.engine.decoder.attention import GroupedPlan, attend
 from serve_app.engine.kv.storage import CALL_POSITIONS, AttentionPlan, Group, Reading, Scoring, Storage
 from serve_app.kernels.forms import Row
 from serve_app.kernels.interface import attention_of_rows
+from serve_app.kernels.torch_private import flash_attention
 
 if TYPE_CHECKING:
     from serve_app.kernels.cpu.rows import RowsKernel, Table
@@ -273,7 +274,9 @@ def attend_together(query: Tensor, key: Tensor, value: Tensor, *, scale: float) 
     rows, heads, dim = query.shape
     kv_heads = key.shape[1]
     folded = query.reshape(rows, kv_heads, -1, dim).transpose(0, 1).reshape(1, kv_heads, -1, dim)
-    attended, total = _flash(folded, key[None].transpose(1, 2), value[None].transpose(1, 2), None, scale)
+    attended, total = flash_attention(
+        folded, key[None].transpose(1, 2), value[None].transpose(1, 2), mask=None, scale=scale
+    )
     unfolded = attended.reshape(kv_heads, rows, -1, dim).transpose(0, 1)
     totals = total.reshape(kv_heads, rows, -1, 1).transpose(0, 1)
     return unfolded.reshape(rows, heads, dim), totals.reshape(rows, heads, 1)
@@ -285,16 +288,8 @@ def attend_each(
     """As `attend` for one query per row, and ln of the sums of exponentials, [rows, 1, heads, 1] float32."""
     rows, _, heads, dim = query.shape
     folded = query.reshape(rows, key.shape[2], -1, dim)
-    attended, total = _flash(folded, key.transpose(1, 2), value.transpose(1, 2), mask, scale)
+    attended, total = flash_attention(folded, key.transpose(1, 2), value.transpose(1, 2), mask=mask, scale=scale)
     return attended.reshape(rows, 1, heads, dim), total.reshape(rows, 1, heads, 1)
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """torch's own kernel for CPUs, asked for both of its results; [rows, heads, length, dim] each."""
-    attended, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, False, attn_mask=mask, scale=scale
-    )
-    return attended, total
 
 
 def _shared(storage: Storage, trunk: Trunk) -> _Shared:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from serve_app.engine.decoder.transformers_private import apply_gate
 from serve_app.engine.lora.buckets import Part, Shelf, Stack
 from serve_app.engine.lora.plan import Gains, Mix, Pass, Plan, Resident, Rows, Segment, ShelfTiles
 from serve_app.kernels.forms import AdapterKernels, Adding
@@ -255,7 +256,7 @@ class BankedExperts(BankedModule):
                 continue
             rows, place = (chosen == expert).nonzero(as_tuple=True)
             if base.has_gate:
-                inner = base._apply_gate(self._product(x[rows], "gate_up_proj", expert, mix))
+                inner = apply_gate(base, self._product(x[rows], "gate_up_proj", expert, mix))
             else:
                 inner = base.act_fn(self._product(x[rows], "up_proj", expert, mix))
             outer = self._product(inner, "down_proj", expert, mix)

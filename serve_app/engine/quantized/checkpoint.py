@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from serve_app.core.weight_files import weight_files
 from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.transformers_private import mark_as_loaded
 from serve_app.engine.quantized.formats import BNB_STATES, IGNORED, Format
 from serve_app.engine.quantized.linear import (
     GROUP,
@@ -196,7 +197,7 @@ class Awaiting(nn.Module):
         rounded = self._kept(f"{self._name}.weight")
         if rounded is None or rounded.numbers.shape != weight.shape:
             rounded = round_to(self.bits, weight)
-        self.get_parameter("weight")._is_hf_initialized = True  # type: ignore[attr-defined]  # else it is filled anew
+        mark_as_loaded(self.get_parameter("weight"))
         self.__dict__["linear"] = QuantisedLinear(
             rounded, None, dtype=weight.dtype
         )  # hidden from who looks for weights

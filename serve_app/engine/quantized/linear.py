@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.kernels.interface import whole_rows
+from serve_app.kernels.torch_private import multiply_int4, pack_int4, quantised
 
 Bits: TypeAlias = Literal["int8", "int4"]
 """What `weights` of a model may be."""
@@ -201,7 +202,7 @@ class GroupsKernel:
         numbers = torch.nn.functional.pad(groups.numbers, (0, 0, 0, more), value=MIDDLE)
         table = torch.stack([groups.scales, groups.offsets], dim=2)
         self._table = torch.nn.functional.pad(table, (0, 0, 0, 0, 0, more)).transpose(0, 1).contiguous()
-        self._packed = _pack(numbers)
+        self._packed = pack_int4(numbers)
 
     @property
     def stored(self) -> Int4Groups:
@@ -217,8 +218,7 @@ class GroupsKernel:
         return (y if bias is None else y.float().add_(bias)).to(x.dtype)
 
     def _multiply(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._packed, self._group, self._table)
-        return y
+        return multiply_int4(x, self._packed, self._group, self._table)
 
     def _multiply_plain(self, x: Tensor) -> Tensor:
         """The same but for the order of sums."""
@@ -250,19 +250,13 @@ def block_of() -> int:
     """How many outputs the kernel of this CPU packs together, as seen by what it packs. Raises ModelNotSupported."""
     numbers = (torch.arange(PADDED)[:, None] * 7 + torch.arange(GROUP) * 5).remainder(16).to(torch.uint8)
     try:
-        packed = _pack(numbers)
+        packed = pack_int4(numbers)
     except (RuntimeError, AttributeError) as error:
         raise ModelNotSupported(f"weights: int4 has no kernel on this CPU: {error}") from error
     for block in (32, 64):
         if torch.equal(_unpack(packed, block).T, numbers):
             return block
     raise ModelNotSupported("weights: int4 is packed on this CPU in an order that is not known; use int8")
-
-
-def _pack(numbers: Tensor) -> Tensor:
-    """[out, in] as the kernel wants them: two numbers in a byte, [out, in / 2] uint8."""
-    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.to(torch.int32), 1)
-    return packed
 
 
 def _unpack(packed: Tensor, block: int) -> Tensor:
@@ -286,7 +280,7 @@ class FbgemmRows:
     def __init__(self, rows: Int8Rows, levels: int) -> None:
         """levels: what the largest input of a row becomes"""
         self.levels = levels
-        self._packed: Any = torch.ops.quantized.linear_prepack(_as_quantised(rows), None)
+        self._packed: Any = torch.ops.quantized.linear_prepack(quantised(rows.numbers, rows.scales), None)
         self._multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
     @property
@@ -390,7 +384,7 @@ def int8_kernel() -> MakeInt8Kernel:
 
 def _candidates() -> Iterator[MakeInt8Kernel]:
     onednn = functools.partial(OneDnnRows, levels=EIGHT_BITS)
-    if torch.cpu._is_amx_tile_supported():
+    if torch.cpu.get_capabilities().get("amx_tile"):
         yield onednn
     yield VnniRows
     yield functools.partial(FbgemmRows, levels=EIGHT_BITS)
@@ -407,10 +401,3 @@ def _is_exact(make: MakeInt8Kernel, num_rows: int, inputs: int, outputs: int) ->
         if not torch.allclose(make(rows)(x, None), expected, rtol=1e-5, atol=1e-2):
             return False
     return True
-
-
-def _as_quantised(rows: Int8Rows) -> Tensor:
-    zeros = torch.zeros(len(rows.scales), dtype=torch.long)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch will drop its quantised tensors; this is the only way to pack one
-        return torch._make_per_channel_quantized_tensor(rows.numbers, rows.scales.double(), zeros, 0)

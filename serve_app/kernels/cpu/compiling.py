@@ -46,7 +46,7 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         if torch.backends.cpu.get_cpu_capability() == "AVX512":
-            return cls(width=16, registers=32, has_pairs=torch.cpu._is_avx512_bf16_supported())
+            return cls(width=16, registers=32, has_pairs=bool(torch.cpu.get_capabilities().get("avx512_bf16")))
         return cls(width=8, registers=16, has_pairs=False)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from serve_app.kernels.cpu.compiling import KINDS, Code, Kernel, address, tried
 from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 from serve_app.kernels.cpu.pairs import Pairs, multiplied_by_word
+from serve_app.kernels.torch_private import memory_of, multiply
 
 NAME = "multiply_rows"
 PARAMETERS = (
@@ -301,22 +302,23 @@ TOLERANCE = 0.02
 class LaidOut:
     """One weight's products, read where oneDNN has it."""
 
-    def __init__(self, kernel: Kernel, packed: Tensor, bias: Tensor | None) -> None:
-        """packed: [outputs, inputs], which has to be laid out as the kernel reads it;  bias: [outputs]"""
+    def __init__(self, kernel: Kernel, packed: Tensor, bias: Tensor | None, *, begin: int) -> None:
+        """packed: [outputs, inputs], which has to be laid out as the kernel reads it, from `begin`;  bias: [outputs]"""
         self._kernel = kernel
         self._packed = packed
         self._bias = None if bias is None else bias.detach().float()
         self.num_outputs, self._inputs = packed.shape
         self._num_blocks = -(-self.num_outputs // BLOCK)
-        self._begin: Any = torch.ops.mkldnn.data_ptr(packed)
+        self._begin = begin
 
     @classmethod
     def find(cls, packed: Tensor, bias: Tensor | None) -> LaidOut | None:
         """Return it for a weight that oneDNN has laid out; None where no kernel reads it so, as a trial shows."""
         kernel = _kernel() if packed.dtype == torch.bfloat16 else None
-        if kernel is None or not _may_be_read(packed):
+        memory = memory_of(packed) if kernel is not None else None
+        if kernel is None or memory is None or not _may_be_read(packed, memory.num_bytes):
             return None
-        found = cls(kernel, packed, bias)
+        found = cls(kernel, packed, bias, begin=memory.address)
         return found if found._is_right() else None
 
     @staticmethod
@@ -347,20 +349,17 @@ class LaidOut:
         bias = None if self._bias is None else self._bias.bfloat16()
         for rows in TRIED_ROWS:
             x = torch.randn(rows, self._inputs, generator=draw).bfloat16()
-            theirs = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "").float()
+            theirs = multiply(x, self._packed, bias).float()
             limit = TOLERANCE * float(theirs.abs().max())
             if not torch.allclose(self(x).float(), theirs, rtol=0, atol=limit):
                 return False
         return True
 
 
-def _may_be_read(packed: Tensor) -> bool:
+def _may_be_read(packed: Tensor, num_bytes: int) -> bool:
     """Return whether the memory has the size of whole blocks, and the weight sizes that the kernel divides."""
-    if not hasattr(torch.ops.mkldnn, "data_ptr") or not hasattr(torch.ops.mkldnn, "_nbytes"):
-        return False
     outputs, inputs = packed.shape
     size = -(-outputs // BLOCK) * BLOCK * inputs * packed.element_size()
-    num_bytes: Any = torch.ops.mkldnn._nbytes(packed)
     return num_bytes == size and _has_sizes(outputs, inputs)
 
 
@@ -431,7 +430,7 @@ def _run(kernel: Kernel, parameters: Sequence[int], whole: Sequence[int] = (0, 0
 @functools.cache
 def _kernel() -> Kernel | None:
     """Return the kernel in bfloat16; None where this CPU, or this machine, has none."""
-    return _made_for("bfloat16", is_whole=False) if torch.cpu._is_avx512_bf16_supported() else None
+    return _made_for("bfloat16", is_whole=False) if torch.cpu.get_capabilities().get("avx512_bf16") else None
 
 
 @functools.cache
@@ -443,7 +442,7 @@ def whole_kernel(dtype: torch.dtype) -> Kernel | None:
 
 def _made_for(output: Kind, *, is_whole: bool) -> Kernel | None:
     """On CPUs with AMX oneDNN multiplies by that: own products would save 5 % of a step, and cost more of a prompt."""
-    if torch.cpu._is_amx_tile_supported():
+    if torch.cpu.get_capabilities().get("amx_tile"):
         return None
     what = "products of whole numbers" if is_whole else "products of bfloat16"
     numbers = Numbers(is_whole=is_whole, output=output)
