@@ -12,7 +12,8 @@ from torch import Tensor
 from serve_app.engine.decoder.attention import attend
 from serve_app.engine.kv.page_plans import FlashInfer, lay_indices
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, Scoring
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading
+from serve_app.kernels.forms import Scoring
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 

@@ -14,7 +14,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from serve_app.engine.decoder.step import CurrentStep
 from serve_app.engine.decoder.text_part import query_scale, scales_queries
-from serve_app.engine.kv.storage import Group, KeyValueShape, Scoring, Storage
+from serve_app.engine.kv.storage import Group, KeyValueShape, Storage
+from serve_app.kernels.forms import Scoring
 
 _numbers = count()
 

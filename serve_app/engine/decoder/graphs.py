@@ -12,11 +12,11 @@ from torch import Tensor
 
 from serve_app.engine.decoder.host_copies import send_into, sent
 from serve_app.engine.decoder.step import Layout, Step
-from serve_app.engine.kv.page_plans import Tiles
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Reading
 from serve_app.engine.lora.plan import ShelfRows, ShelfTiles
 from serve_app.engine.lora.pool import AdapterBank, Standing
+from serve_app.kernels.forms import Tiles
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.decoder.linears import LinearPart
-from serve_app.engine.kv.storage import Scoring
 from serve_app.engine.lora.modules import BankedLinear, Parts
 from serve_app.engine.tensor_parallel.collectives import Collectives
+from serve_app.kernels.forms import Scoring
 
 Norm: TypeAlias = Callable[[Tensor], Tensor]
 """Of the last dimension, out of place."""

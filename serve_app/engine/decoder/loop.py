@@ -24,9 +24,10 @@ from serve_app.engine.decoder.layer import (
 )
 from serve_app.engine.decoder.step import Step
 from serve_app.engine.decoder.text_part import FAMILIES, Family, text_config
-from serve_app.engine.kv.storage import KeyValueShape, Scoring
+from serve_app.engine.kv.storage import KeyValueShape
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.tensor_parallel.collectives import Collectives
+from serve_app.kernels.forms import Scoring
 
 Adapt: TypeAlias = Callable[[Sequence[Mix]], None]
 """Says what each row is adapted with from now on."""

@@ -21,9 +21,10 @@ from serve_app.engine.decoder.step import CurrentStep, Step
 from serve_app.engine.decoder.stored import giving_zeros
 from serve_app.engine.decoder.text_part import take_over_scales, text_config
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading, Scoring
+from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading
 from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.tensor_parallel.collectives import Collectives
+from serve_app.kernels.forms import Scoring
 from serve_app.kernels.interface import Kernels
 
 logger = logging.getLogger(__name__)

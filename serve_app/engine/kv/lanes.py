@@ -18,14 +18,19 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import gcd, lcm, prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.attention import GroupedPlan
+from serve_app.engine.decoder.attention import GroupedPlan, attend
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.kv.lane_plans import RowsPlan, TrunkPlan, find_trunks
 from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, KeyValueShape, Reading, runs, tiles
+from serve_app.kernels.forms import Row, Scoring
+from serve_app.kernels.interface import attention_of_rows
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.rows import RowsKernel, Table
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -155,14 +160,7 @@ class LaneStorage:
         return range(base + begin, base + end)
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
-        """By our own kernel where there is one: it reads every row's keys sooner than torch reads common ones once."""
-        return RowsPlan(self, readings, places, by_torch=lambda: self.plan_by_torch(readings, places))
-
-    def plan_by_torch(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
-        """Copies of a prefix are in the lane of each that has it; one of them is read."""
-        if trunks := find_trunks(readings, self.block_size):
-            return TrunkPlan(self, readings, trunks, places)
-        return GroupedPlan(self, self.groups(readings), places)
+        return RowsPlan(self, readings, places)
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
         found: list[Group] = []
@@ -181,17 +179,15 @@ class LaneStorage:
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         assert isinstance(group.rows, tuple)
         lanes = slice(*group.rows)
-        keys = slice(group.first_key, group.first_key + group.num_keys)
-        return self._keys[layer][lanes, keys], self._values[layer][lanes, keys]
+        return self._keys[layer][lanes, : group.num_keys], self._values[layer][lanes, : group.num_keys]
 
     def all_positions(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return one layer's keys and values of all lanes, each [positions, heads, dim]."""
         return self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1)
 
     def first_position(self, place: int) -> int:
+        """Return the position, among those of all lanes, at which a place's lane begins."""
         return place * self._lane_length
-
-    def read_place(self, layer: int, place: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        return self._keys[layer][place, :num_keys], self._values[layer][place, :num_keys]
 
     def _move_in(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         """Cached blocks, which the pool gives back, to the lane, as the holding's from `first` on."""
@@ -316,4 +312,106 @@ def stretches_of(indices: Sequence[int], blocks: Sequence[int]) -> list[Stretch]
             found[-1] = replace(last, length=last.length + 1)
         else:
             found.append(Stretch(index, block, 1))
+    return found
+
+
+SHORT = 8
+"""Queries of one sequence in a step that are the kernel's whatever they see: a token and the guesses behind it."""
+
+
+class RowsPlan:
+    """An attention plan for lanes: our own kernel for short spans, torch for long prompts.
+
+    A layer that the kernel does not know, with a cap, sinks or some sizes of heads, is torch's.
+    """
+
+    def __init__(self, storage: LaneStorage, readings: Sequence[Reading], places: Tensor) -> None:
+        self._storage = storage
+        self._places = places
+        self._readings = readings
+        self._ours = [each for each in readings if each.length <= SHORT]
+        self._others: Sequence[Group] | None = None
+        self._tables: dict[tuple[int | None, int | None], list[Table]] = {}
+        self._is_decoding = all(each.length == 1 for each in readings)
+        self._by_torch: GroupedPlan | None = None
+
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        keys, values = self._storage.all_positions(layer)
+        kernel = kernel_of(query, keys, values, scoring)
+        if kernel is None or not self._ours:
+            return self._plan_of_torch().run(layer, query, key, value, scoring=scoring)
+        new = None if key is None or value is None else (key, value)
+        if new is not None and not self._is_decoding:
+            self._storage.write(layer, self._places, *new)
+            new = None
+        output = query.new_empty(query.shape)
+        for table in self._tables_for(kernel, scoring):
+            kernel.run(query, keys, values, table, output, scale=scoring.scale, new=new)
+        for group in self._groups():
+            keys, values = self._storage.read(layer, group)
+            mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
+            group.put(output, attend(group.queries(query), keys, values, mask=mask, scale=scoring.scale))
+        return output
+
+    def _groups(self) -> Sequence[Group]:
+        """What is torch's."""
+        if self._others is None:
+            self._others = self._storage.groups([each for each in self._readings if each.length > SHORT])
+        return self._others
+
+    def _tables_for(self, kernel: RowsKernel, scoring: Scoring) -> list[Table]:
+        name = scoring.window, scoring.chunk
+        if name not in self._tables:
+            stretch = kernel.stretch
+            rows = rows_of(self._storage, self._ours, window=scoring.window, chunk=scoring.chunk, stretch=stretch)
+            self._tables[name] = kernel.tables(rows)
+        return self._tables[name]
+
+    def _plan_of_torch(self) -> GroupedPlan:
+        if self._by_torch is None:
+            self._by_torch = GroupedPlan(self._storage, self._storage.groups(self._readings), self._places)
+        return self._by_torch
+
+
+def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> RowsKernel | None:
+    """The kernel for such a layer, if there is one."""
+    if scoring.softcap is not None or scoring.sinks is not None or keys.shape != values.shape:
+        return None
+    if query.dtype != keys.dtype:
+        return None
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    return attention_of_rows(heads // kv_heads, query.shape[2], query.dtype) if heads % kv_heads == 0 else None
+
+
+def rows_of(
+    storage: LaneStorage, readings: Sequence[Reading], *, window: int | None, chunk: int | None, stretch: int
+) -> list[Row]:
+    """Return each query with the keys that it sees; stretch: keys that may be read elsewhere together."""
+    rows = []
+    for reading, common in zip(readings, _in_common(storage, readings, stretch), strict=True):
+        lane = storage.first_position(reading.place)
+        for number in range(reading.length):
+            position, token = reading.start + number, reading.first_token + number
+            in_window = 0 if window is None else position + 1 - window
+            begin = max(0, in_window, 0 if chunk is None else position - position % chunk)
+            elsewhere = () if begin else common
+            rows.append(Row(token=token, position=lane + begin, num_keys=position + 1 - begin, elsewhere=elsewhere))
+    return rows
+
+
+def _in_common(storage: LaneStorage, readings: Sequence[Reading], stretch: int) -> list[Sequence[int]]:
+    """Return of each from where its first stretches are read.
+
+    Of copies of a prefix one is read, which stays in the CPU's cache. Names say what is the same: a block's covers all
+    that is before it.
+    """
+    num_blocks = stretch // storage.block_size
+    if len(readings) < 2 or stretch % storage.block_size:
+        return [()] * len(readings)
+    lanes: dict[bytes, int] = {}
+    found: list[Sequence[int]] = []
+    for reading in readings:
+        own, computed = storage.first_position(reading.place), reading.names[: reading.start // storage.block_size]
+        last = computed[num_blocks - 1 :: num_blocks]
+        found.append([lanes.setdefault(name, own) + at * stretch for at, name in enumerate(last)])
     return found

@@ -12,24 +12,9 @@ from torch import Tensor
 
 from serve_app.engine.decoder.attention import attend
 from serve_app.engine.decoder.host_copies import sent
-from serve_app.engine.kv.storage import AttentionPlan, Reading, Scoring
+from serve_app.engine.kv.storage import AttentionPlan, Reading
+from serve_app.kernels.forms import Scoring, Tiles
 from serve_app.kernels.interface import paged_kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Queries in tiles, as the kernels read them.
-
-    places: [tokens] int64, where new keys and values are written; negative is nowhere
-    tables: [rows, blocks] int32, block tables
-    singles, chunks: [4, tiles] int32: of each tile its table's row, its first token, that one's position, how many
-                     queries; a single is one query, or none
-    """
-
-    places: Tensor
-    tables: Tensor
-    singles: Tensor
-    chunks: Tensor
 
 
 class GatheredPlan:

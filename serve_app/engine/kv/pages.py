@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.attention import GroupedPlan
-from serve_app.engine.kv.page_plans import FlashInfer, FlashInferPlan, GatheredPlan, PagedPlan, Tiles, plan_paged
+from serve_app.engine.kv.page_plans import FlashInfer, FlashInferPlan, GatheredPlan, PagedPlan, plan_paged
 from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, KeyValueShape, Reading, runs, tiles
+from serve_app.kernels.forms import Tiles
 from serve_app.kernels.interface import Kernels, paged_kernels
 
 

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from serve_app.kernels.forms import Scoring
+
 
 @dataclass(slots=True, eq=False)
 class Holding:
@@ -102,24 +104,6 @@ class Storage(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scoring:
-    """How a layer weighs the keys that a query sees.
-
-    scale:   what scores are multiplied by
-    window:  a query sees itself and so many positions before it less one; None sees all before it
-    chunk:   a query sees nothing before the last multiple of it; None has no such border
-    softcap: bounds the scores to ±softcap by tanh (Gemma 2, arXiv 2408.00118)
-    sinks:   [heads], logits of nothing
-    """
-
-    scale: float
-    window: int | None = None
-    chunk: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-
-
 class AttentionPlan(Protocol):
     """What one step's attention has in common for all layers, made once by the storage that it reads."""
 
@@ -199,12 +183,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Queries attended to in one call: `length` of each row, over `num_keys` positions of each row from `first_key` on.
+    """Queries attended to in one call: `length` of each row, over the first `num_keys` positions of each row.
 
     rows:   which keys each row sees, as the storage says: places from … to, or a table of blocks [rows, blocks]
     tokens: the packed tokens of the queries, [rows * length] int64, or where they lie side by side, from … to
     filled: which rows are somebody's, int64; None is all. The others are places that happen to lie between
-    starts: position of each row's first query, counted from the first key
+    starts: position of each row's first query
     masks:  what was built for this step so far, by window, chunk and element type
     """
 
@@ -214,7 +198,6 @@ class Group:
     length: int
     num_keys: int
     starts: tuple[int, ...]
-    first_key: int = 0
     masks: dict[tuple[int | None, int | None, torch.dtype], Tensor | None] = field(default_factory=dict, compare=False)
 
     @property

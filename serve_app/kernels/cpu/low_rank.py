@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from llvmlite import ir
@@ -18,7 +18,7 @@ from torch import Tensor
 from serve_app.kernels.cpu.compiling import KINDS, TOLERANCES, Code, Kernel, Machine, tried
 from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 from serve_app.kernels.cpu.pairs import Pairs
-from serve_app.kernels.forms import AdaptedLinear, AdapterTiles
+from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, largest_error
 
 SHORT = 1 << 18
 """Numbers of factors that one thread multiplies by in the time that it takes to wake another."""
@@ -366,41 +366,8 @@ def low_rank_kernels(dtype: torch.dtype) -> LowRankKernels | None:
     if dtype not in KINDS:
         return None
     make = functools.partial(LowRankKernels, dtype)
-    return tried(f"changes of adapters in {dtype}", make, lambda made: _are_right(made, dtype))
 
+    def is_right(made: LowRankKernels) -> bool:
+        return largest_error(made, dtype, torch.device("cpu")) <= TOLERANCES[dtype]
 
-class _Stack(NamedTuple):
-    down: Tensor
-    up: Tensor
-
-
-class _Part(NamedTuple):
-    begin: int
-    end: int
-    stacks: dict[int, _Stack]
-
-
-class _Tiles(NamedTuple):
-    rank: int
-    rows: Tensor
-    factors: Tensor
-    tiles: Tensor
-
-
-def _are_right(kernels: LowRankKernels, dtype: torch.dtype) -> bool:
-    draw = torch.Generator().manual_seed(0)
-    sizes, rank, inputs, place = (80, 16), 8, 96, 1
-    x, y = (torch.randn(9, size, generator=draw).to(dtype) for size in (inputs, sum(sizes)))
-    rows, factors = torch.tensor([0, 1, 2, 4, 5, 7, 8], dtype=torch.int32), torch.arange(7) + 0.5
-    tiles = _Tiles(rank, rows, factors, torch.tensor([[place, place], [0, 4], [4, 3]], dtype=torch.int32))
-    parts, expected, begin = [], y.float().clone(), 0
-    for outputs in sizes:
-        down = (torch.randn(2, rank, inputs, generator=draw) / inputs**0.5).to(dtype)
-        up = (torch.randn(2, rank, outputs, generator=draw) / rank**0.5).to(dtype)
-        low = x[rows.long()].float() @ down[place].float().T * factors[:, None]
-        expected[rows.long(), begin : begin + outputs] += low @ up[place].float()
-        parts.append(_Part(begin, begin + outputs, {rank: _Stack(down, up.mT)}))
-        begin += outputs
-    kernels.adding(parts)(y, x, [tiles])
-    limit = TOLERANCES[dtype]
-    return torch.allclose(y.float(), expected, rtol=limit, atol=limit)
+    return tried(f"changes of adapters in {dtype}", make, is_right)
