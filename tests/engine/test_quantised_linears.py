@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.quantized.linear import (
+from serve_app.engine.decoder.quantized_linear import (
     BULK_ROWS,
     SEVEN_BITS,
     Bits,

@@ -21,8 +21,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from serve_app.engine.decoder.config_check import held_bytes, judge, weight_bytes
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model, read_module
-from serve_app.engine.quantized.checkpoint import receiving, settle_weights
-from serve_app.engine.quantized.linear import SEVEN_BITS, Bits, Int4Groups, Int8Rows, QuantisedLinear, int8_kernel
+from serve_app.engine.decoder.quantized_linear import (
+    SEVEN_BITS,
+    Bits,
+    Int4Groups,
+    Int8Rows,
+    QuantisedLinear,
+    int8_kernel,
+)
+from serve_app.engine.decoder.stored import receiving, settle_weights
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.making import save_model

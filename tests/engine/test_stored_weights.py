@@ -16,9 +16,9 @@ from serve_app.engine.decoder.config_check import held_bytes, judge
 from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.decoder.loading import load_model, read_module
+from serve_app.engine.decoder.quantized_formats import open_slices
 from serve_app.engine.decoder.self_test import hear
 from serve_app.engine.decoder.stored import StoredEmbedding, StoredLinear, Widening, stored_dtype, widen_rest
-from serve_app.engine.quantized.checkpoint import open_slices
 from tests.engine.harness import config
 from tests.engine.laid_out import packed_bytes
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from serve_app.engine.decoder.config_check import judge
 from serve_app.engine.decoder.loading import read_module
-from serve_app.engine.quantized.keeping import keep_awq, keep_bnb_int8, keep_gptq, keep_packed, keep_scaled
-from serve_app.engine.quantized.linear import Int4Groups, Int8Rows, QuantisedLinear, Rounded
+from serve_app.engine.decoder.quantized_formats import keep_awq, keep_bnb_int8, keep_gptq, keep_packed, keep_scaled
+from serve_app.engine.decoder.quantized_linear import Int4Groups, Int8Rows, QuantisedLinear, Rounded
 from tests.engine.harness import config
 from tests.families import storing
 from tests.families.families import family

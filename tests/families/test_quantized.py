@@ -15,8 +15,7 @@ from transformers import AwqConfig, BitsAndBytesConfig, FineGrainedFP8Config, GP
 from serve_app.engine.decoder.config_check import judge, weight_bytes
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model, rehearse
-from serve_app.engine.quantized.decoding import decode_scaled
-from serve_app.engine.quantized.formats import formats_of
+from serve_app.engine.decoder.quantized_formats import decode_scaled, formats_of
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families import storing
 from tests.families.families import Family, family

@@ -20,10 +20,10 @@ from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTraine
 
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.precision import choose_dtype
+from serve_app.engine.decoder.quantized_formats import Format, formats_of
+from serve_app.engine.decoder.quantized_linear import Bits
+from serve_app.engine.decoder.stored import await_weights
 from serve_app.engine.decoder.text_part import class_named, text_class, text_config, whole_class
-from serve_app.engine.quantized.checkpoint import await_weights
-from serve_app.engine.quantized.formats import Format, formats_of
-from serve_app.engine.quantized.linear import Bits
 from serve_app.engine.vision.support import VisionSupport, find_vision_support
 
 CONFIG = "config.json"

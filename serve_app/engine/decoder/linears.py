@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.decoder.precision import cpu_is_fast
+from serve_app.engine.decoder.quantized_linear import QuantisedLinear, join_linears
 from serve_app.engine.decoder.stored import StoredLinear, Widening
-from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 from serve_app.kernels.interface import laid_out, may_read
 from serve_app.kernels.openmp import alone
 

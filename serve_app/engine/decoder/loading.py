@@ -22,13 +22,13 @@ from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loop import Scorings
 from serve_app.engine.decoder.narrowing import Narrowing
 from serve_app.engine.decoder.precision import choose_dtype
+from serve_app.engine.decoder.quantized_formats import as_plain, kept_in, open_slices, outlines
+from serve_app.engine.decoder.quantized_linear import Bits
 from serve_app.engine.decoder.self_test import Witness, check, hear, outlined_shape, settle
-from serve_app.engine.decoder.stored import stored_dtype, storing
+from serve_app.engine.decoder.stored import receiving, settle_weights, stored_dtype, storing
 from serve_app.engine.decoder.text_part import settle_longrope
 from serve_app.engine.kv.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.kv.storage import KeyValueShape
-from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines, receiving, settle_weights
-from serve_app.engine.quantized.linear import Bits
 from serve_app.engine.tensor_parallel.collectives import Collectives, sum_outputs
 from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
 from serve_app.engine.tensor_parallel.workers import Peers, Shard, Workers

@@ -16,13 +16,13 @@ from serve_app.engine.decoder.attention import PackedAttention, register, unregi
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.layout import lay_out
 from serve_app.engine.decoder.loop import NotDescribed, Scorings, build_loop, family_of
+from serve_app.engine.decoder.quantized_linear import QuantisedLinear
 from serve_app.engine.decoder.record import expert_layers
 from serve_app.engine.decoder.step import CurrentStep, Step
 from serve_app.engine.decoder.stored import giving_zeros
 from serve_app.engine.decoder.text_part import take_over_scales, text_config
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading
-from serve_app.engine.quantized.linear import QuantisedLinear
 from serve_app.engine.tensor_parallel.collectives import Collectives
 from serve_app.kernels.forms import Scoring
 from serve_app.kernels.interface import Kernels

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,15 +60,23 @@ def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def _without_towers(whole: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """The class, whose instances drop their towers before any weight is read."""
 
-    def __init__(self: Any, config: PreTrainedConfig, *positional: Any, **named: Any) -> None:
-        whole.__init__(self, config, *positional, **named)
-        dropped = _drop_towers(self)
-        ignored = set(self._keys_to_ignore_on_load_unexpected or ())
-        self._keys_to_ignore_on_load_unexpected = ignored | {rf"(^|\.){name}\." for name in dropped}
+    def drop(model: Any, _: object) -> None:
+        ignored = set(model._keys_to_ignore_on_load_unexpected or ())
+        model._keys_to_ignore_on_load_unexpected = ignored | {rf"(^|\.){name}\." for name in _drop_towers(model)}
+
+    return extended(whole, drop)
+
+
+def extended(kind: type[PreTrainedModel], then: Callable[[Any, Any], None]) -> type[PreTrainedModel]:
+    """Return a class whose instances are made as those of `kind`, and then changed: then(model, configuration)."""
+
+    def __init__(self: Any, config: Any, *positional: Any, **named: Any) -> None:
+        kind.__init__(self, config, *positional, **named)
+        then(self, config)
 
     # transformers finds the renaming of a checkpoint's tensors by the class's name
-    members = {"__init__": __init__, "__module__": whole.__module__, "__qualname__": whole.__qualname__}
-    return type(whole.__name__, (whole,), members)
+    members = {"__init__": __init__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), members)
 
 
 def _drop_towers(model: PreTrainedModel) -> list[str]:
