@@ -1,4 +1,4 @@
-"""What kernels are given and give: rows, tiles, the scoring of keys; and the trial of kernels for adapters."""
+"""What kernels take and give: rows, tiles, the scoring of keys; and the check of kernels for adapters."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.decoder.attention import GroupedPlan
 from serve_app.engine.kv.lanes import SHORT, LaneStorage, RowsPlan
-from serve_app.engine.kv.storage import KeyValueShape, Reading
+from serve_app.engine.kv.storage import GroupedPlan, KeyValueShape, Reading
 from serve_app.kernels.cpu import rows as kernels
 from serve_app.kernels.cpu.attention import STRETCH, Form
 from serve_app.kernels.cpu.compiling import Code

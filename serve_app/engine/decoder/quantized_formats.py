@@ -14,7 +14,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from serve_app.core.weight_files import weight_files
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.quantized_linear import (
     GROUPS,
     MIDDLE,
@@ -23,6 +22,7 @@ from serve_app.engine.decoder.quantized_linear import (
     Int8Rows,
     Rounded,
 )
+from serve_app.engine.decoder.text_part import ModelNotSupported
 
 Parts = Mapping[str, Tensor]
 """The tensors of one weight by their endings."""
@@ -163,7 +163,7 @@ def _of_groups(scale: Tensor, parts: Parts, columns: int) -> Tensor:
 
 
 def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> Tensor:
-    """A scale of one, of each row, of groups or blocks, as one of each number."""
+    """Spread one scale, or one of each row, group or block, over all numbers."""
     if scale.numel() == 1:
         return scale.reshape(())
     if scale.dim() == 1:
@@ -267,7 +267,7 @@ BNB_STATES = (".weight.quant_state.bitsandbytes__nf4", ".weight.quant_state.bits
 
 
 def formats_of(settings: Mapping[str, Any], model_type: str) -> tuple[Format, ...]:
-    """The formats that a `quantization_config` announces.
+    """Return the formats that a `quantization_config` announces.
 
     Raises ModelNotSupported, which names the method and what would help.
     """
@@ -391,7 +391,7 @@ def _refused(model_type: str, what: str) -> ModelNotSupported:
 
 
 STORED_DTYPES = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8", "I16", "I32"})
-"""In which no weight is plain."""
+"""Weights of these types are never plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,14 +417,14 @@ class Weight:
             raise ModelNotSupported(f"tensor {self.name} cannot be dequantised: {error}") from error
 
     def keep(self) -> Rounded | None:
-        """The weight in few bits as it is stored, where that is in a form that a kernel computes with."""
+        """Return the weight in few bits as it is stored, if a kernel computes with that form."""
         if self.format is None or self.format.keep is None:
             return None
         return self.format.keep({ending: each[...] for ending, each in self.slices.items()})
 
 
 def kept_in(weights: Mapping[str, Weight], bits: Bits) -> Callable[[str], Rounded | None]:
-    """What a checkpoint stores in so many bits already: given as it is stored, not rounded once more."""
+    """Return what finds a weight that is stored in so many bits already, so that it is not rounded again."""
     wanted = Int8Rows if bits == "int8" else Int4Groups
 
     def kept(name: str) -> Rounded | None:
@@ -435,7 +435,7 @@ def kept_in(weights: Mapping[str, Weight], bits: Bits) -> Callable[[str], Rounde
 
 
 def open_slices(folder: Path) -> dict[str, Any]:
-    """The tensors of a folder's weight files by their names, none of them read yet."""
+    """Return the tensors of a folder's weight files by their names, none of them read yet."""
     slices: dict[str, Any] = {}
     for file in weight_files(folder):
         handle = safe_open(file, framework="pt")  # slices keep it open
@@ -462,7 +462,7 @@ class Outline:
 
 
 def outlines(slices: Mapping[str, Any]) -> dict[str, Any]:
-    """The outlines of tensors, but for those few numbers that say how another is stored."""
+    """Return the outlines of tensors, but read those few numbers that say how another is stored."""
     return {
         name: each if name.endswith((".weight_shape", *BNB_STATES)) else Outline(stored=each)
         for name, each in slices.items()
@@ -470,7 +470,7 @@ def outlines(slices: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_plain(slices: Mapping[str, Any], formats: Iterable[Format]) -> dict[str, Weight]:
-    """The weights of a quantised checkpoint by the names a plain one would have.
+    """Return the weights of a quantised checkpoint by the names that a plain one would have.
 
     Raises ModelNotSupported where a tensor is stored in few bits, but not as the formats say.
     """

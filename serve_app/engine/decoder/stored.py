@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from serve_app.engine.decoder.allocator import FilePages
+from serve_app.engine.decoder.memory import FilePages
 from serve_app.engine.decoder.quantized_linear import (
     GROUP,
     Bits,
@@ -52,7 +52,7 @@ class StoredLinear(nn.Linear):
 
 @contextmanager
 def giving_zeros(module: nn.Module) -> Iterator[None]:
-    """Within it, linears whose weights are stored give zeros and read none: for who asks for shapes alone."""
+    """Have linears with stored weights give zeros and read none, for callers that need shapes alone."""
     linears = [each for each in module.modules() if isinstance(each, StoredLinear)]
     for linear in linears:
         linear.gives_zeros = True
@@ -64,7 +64,7 @@ def giving_zeros(module: nn.Module) -> Iterator[None]:
 
 
 class StoredEmbedding(nn.Embedding):
-    """The same of an embedding."""
+    """An embedding whose weight is kept in fewer bits than it gives."""
 
     dtype: torch.dtype
 
@@ -85,12 +85,12 @@ class Widening:
 
     @classmethod
     def of(cls, module: nn.Module) -> Widening | None:
-        """For the linears of a module that were left stored; None where there are none."""
+        """Return one for the linears of a module that were left stored; None if there are none."""
         found = next((each.dtype for each in module.modules() if isinstance(each, StoredLinear)), None)
         return None if found is None else cls(found)
 
     def together(self, linears: Iterable[Any]) -> Tensor:
-        """Weights of linears with the same inputs, one behind the other; valid until the next ones are asked for."""
+        """Return weights of linears with the same inputs, one behind the other; valid until the next call."""
         weights = [linear.weight.detach() for linear in linears]
         outputs, inputs = sum(len(each) for each in weights), weights[0].shape[1]
         if self._room.numel() < outputs * inputs:
@@ -109,13 +109,13 @@ class Widening:
 
 
 def stored_dtype(slices: Mapping[str, Any]) -> torch.dtype | None:
-    """In which narrow type a checkpoint has all of its matrices; None where it does not."""
+    """Return the 16-bit dtype of all of a checkpoint's matrices; None if they have no such dtype in common."""
     found = {each.get_dtype() for each in slices.values() if len(each.get_shape()) > 1}
     return NARROW.get(found.pop()) if len(found) == 1 else None
 
 
 def storing(kind: type[PreTrainedModel], stored: torch.dtype) -> type[PreTrainedModel]:
-    """The class, whose instances leave the weights of linears and of a plain embedding in the type of their file.
+    """Return a class whose instances leave weights of linears and a plain embedding in their file's dtype.
 
     For families of the loop alone, none of which asks a linear for its type. `widen_rest` ends it.
     """
@@ -176,7 +176,7 @@ Kept = Callable[[str], Rounded | None]
 
 
 class Awaiting(nn.Module):
-    """In the place of a linear whose weight has not been read. Takes it in full, and keeps it rounded.
+    """Stands in for a linear whose weight has not been read. Takes the weight in full, and keeps it rounded.
 
     What shows of the weight stays on the device meta, before and after: shape and type, no numbers.
     """
@@ -196,7 +196,7 @@ class Awaiting(nn.Module):
 
     @property
     def num_bytes(self) -> int:
-        """What its weight will take, without the bias."""
+        """Return the bytes that its weight will take, without the bias."""
         outputs, inputs = self._shape
         each = 1 if self.bits == "int8" else 0.5 + 4 / GROUP  # a scale and an offset of two bytes in every group
         return int(outputs * inputs * each)
@@ -207,7 +207,7 @@ class Awaiting(nn.Module):
             check_fits(self._name, *self._shape)
 
     def settled(self) -> QuantisedLinear:
-        """What is to stand here once everything has been read."""
+        """Return the linear that is to stand here once everything has been read."""
         assert self.linear is not None, f"no weight was read for {self._name}"
         self.linear.bias = self.bias
         return self.linear
@@ -236,7 +236,7 @@ class Awaiting(nn.Module):
 
 
 def receiving(kind: type[PreTrainedModel], bits: Bits, kept: Kept) -> type[PreTrainedModel]:
-    """The class, whose instances await their weights from their first moment on. `settle_weights` ends that.
+    """Return a class whose instances await their weights. `settle_weights` ends that.
 
     Raises ModelNotSupported, when one is made, where a shape has no kernel.
     """

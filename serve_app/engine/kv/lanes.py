@@ -1,11 +1,12 @@
 """Keys and values on contiguous lanes: one lane per running sequence, and a pool of cached blocks.
 
-Attention over contiguous keys and values measured about twice as fast on CPUs as over gathered pages. Lanes and pool
-are address space for the worst case, of which only what is used is committed: a block takes memory either in its
-holder's lane or in the pool, never in both. So a hit moves blocks from the pool into the lane, and what is kept of a
-sequence moves back when it ends, a few at a time, so that no more than these are in both; two running sequences cannot
-share a block and have a copy each. What is still to be moved to a holding's lane (`Holding.pending`) is in the pool, or
-on another lane.
+On CPUs attention over contiguous keys and values measured about twice as fast as over gathered pages. Lanes and pool
+are address space for the worst case; only what is used takes memory. A block is either in its holder's lane or in the
+pool:
+
+1. a hit moves blocks from the pool to the lane, or copies those that another running sequence holds;
+2. until then they are pending (`Holding.pending`);
+3. when a sequence ends, what is kept of it moves back to the pool, a few blocks at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +24,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.attention import GroupedPlan, attend
-from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, KeyValueShape, Reading, runs, tiles
+from serve_app.engine.decoder.text_part import ModelNotSupported
+from serve_app.engine.kv.storage import (
+    AttentionPlan,
+    Group,
+    GroupedPlan,
+    Holding,
+    KeyValueShape,
+    Reading,
+    attend,
+    runs,
+    tiles,
+)
 from serve_app.kernels.forms import Row, Scoring
 from serve_app.kernels.interface import attention_of_rows
 
@@ -40,8 +50,8 @@ IS_LINUX = sys.platform == "linux"
 class Reservation:
     """Address space for a tensor, all zeros; what is never written takes no memory.
 
-    Small pages are asked for: with large ones a single position would commit two megabytes. Raises ModelNotSupported
-    where so much is not promised.
+    It asks for small pages, as a single position would commit two megabytes of large ones. Raises ModelNotSupported if
+    the kernel does not promise so much.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -54,7 +64,7 @@ class Reservation:
             self._memory.madvise(mmap.MADV_NOHUGEPAGE)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over the beginning of the memory, which it keeps alive."""
+        """Return a tensor over the beginning of the memory, which it keeps alive."""
         return torch.frombuffer(self._memory, dtype=dtype, count=prod(shape)).view(shape)
 
     def give_back(self, begin: int, end: int) -> None:
@@ -78,14 +88,14 @@ def _unpromised(num_bytes: int, error: Exception) -> str:
     except OSError:
         rule = "unknown"
     return (
-        f"keys and values want {num_bytes >> 20} MiB of address space at once, of which only what is used takes memory,"
-        f" and the kernel does not promise it ({error}; vm.overcommit_memory is {rule}, where 2 promises no more than"
-        " there is). Lower max_num_sequences or max_model_len, or set vm.overcommit_memory to 0."
+        f"keys and values want {num_bytes >> 20} MiB of address space at once, and the kernel refuses it ({error};"
+        f" vm.overcommit_memory is {rule}, and with 2 the kernel promises no more than there is). Only what is used"
+        " takes memory. Lower max_num_sequences or max_model_len, or set vm.overcommit_memory to 0."
     )
 
 
 MOVED_BYTES = 8 << 20
-"""What blocks that move between a lane and the pool take twice at most."""
+"""Of blocks that move between a lane and the pool, at most so much is in both."""
 
 
 class LaneStorage:
@@ -117,15 +127,15 @@ class LaneStorage:
         self._pool_memory = Reservation(self._block_bytes * num_blocks)
         pool = self._pool_memory.tensor((self._block_bytes * num_blocks // dtype.itemsize,), dtype)
         sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
-        self._alike: dict[tuple[int, int], Alike] = {}
+        self._layer_groups: dict[tuple[int, int], LayerGroup] = {}
         offset = 0
         for (heads, dim), num_parts in Counter(sizes).items():
             whole = (num_blocks, num_parts, block_size, heads, dim)
             strides = (self._block_bytes // dtype.itemsize, block_size * heads * dim, heads * dim, dim, 1)
             blocks = torch.as_strided(pool, whole, strides, offset)
-            self._alike[heads, dim] = Alike.reserve((num_parts, num_lanes, self._lane_length), blocks)
+            self._layer_groups[heads, dim] = LayerGroup.reserve((num_parts, num_lanes, self._lane_length), blocks)
             offset += num_parts * block_size * heads * dim
-        parts = {size: iter(alike.lanes) for size, alike in self._alike.items()}
+        parts = {size: iter(group.lanes) for size, group in self._layer_groups.items()}
         lanes = [next(parts[size]) for size in sizes]  # of each layer its keys, then its values
         self._keys, self._values = lanes[::2], lanes[1::2]
 
@@ -134,26 +144,26 @@ class LaneStorage:
             self._move_in(holding, first + at, blocks[at : at + self.piece_blocks])
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        for alike in self._alike.values():
-            alike.copy(source.place, target.place, begin, end)
+        for group in self._layer_groups.values():
+            group.copy(source.place, target.place, begin, end)
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
         """Nothing: the rest of a lane is zeros."""
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        """In the place of what is on the lane, which is void behind it."""
         for _, some in groupby(indices, lambda index: index // self.piece_blocks):
             self._move_out(holding, list(some))
 
     def vacate(self, holding: Holding, first: int = 0) -> None:
         begin = -(-first // self._unit_blocks) * self._unit_blocks
         if begin < len(holding.blocks):
-            for alike in self._alike.values():
-                alike.give_back(holding.place, begin * self.block_size, len(holding.blocks) * self.block_size)
+            for group in self._layer_groups.values():
+                group.give_back(holding.place, begin * self.block_size, len(holding.blocks) * self.block_size)
 
     def discard(self, blocks: Sequence[int]) -> None:
-        for begin, end in _neighbours(blocks):
-            self._pool_memory.give_back(begin * self._block_bytes, end * self._block_bytes)
+        numbers = sorted(blocks)
+        for each in stretches_of(numbers, numbers):
+            self._pool_memory.give_back(each.block * self._block_bytes, (each.block + each.length) * self._block_bytes)
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         base = holding.place * self._lane_length
@@ -190,24 +200,24 @@ class LaneStorage:
         return place * self._lane_length
 
     def _move_in(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        """Cached blocks, which the pool gives back, to the lane, as the holding's from `first` on."""
+        """Move cached blocks from the pool to the lane, as the holding's from `first` on."""
         for stretch in stretches_of(range(first, first + len(blocks)), blocks):
-            for alike in self._alike.values():
-                alike.move_in(holding.place, stretch)
+            for group in self._layer_groups.values():
+                group.move_in(holding.place, stretch)
         self.discard(blocks)
 
     def _move_out(self, holding: Holding, indices: Sequence[int]) -> None:
-        """Blocks of these indices to the pool; the lane gives back all from where their pages begin."""
+        """Move the blocks of these indices to the pool; the lane gives back all from where their pages begin."""
         for stretch in stretches_of(indices, [holding.blocks[index] for index in indices]):
-            for alike in self._alike.values():
-                alike.move_out(holding.place, stretch)
+            for group in self._layer_groups.values():
+                group.move_out(holding.place, stretch)
         begin = indices[0] // self.piece_blocks * self.piece_blocks
-        for alike in self._alike.values():
-            alike.give_back(holding.place, begin * self.block_size, (indices[-1] + 1) * self.block_size)
+        for group in self._layer_groups.values():
+            group.give_back(holding.place, begin * self.block_size, (indices[-1] + 1) * self.block_size)
 
 
 def _group_of(run: Sequence[Reading]) -> Group:
-    """Single queries of lanes from the run's first to its last; lanes between that have none compute nothing."""
+    """Return the single queries of all lanes from the run's first to its last; some lanes may have none."""
     first, last = run[0].place, run[-1].place
     by_lane = {reading.place: reading for reading in run}
     tokens = [by_lane[lane].first_token if lane in by_lane else run[0].first_token for lane in range(first, last + 1)]
@@ -224,24 +234,13 @@ def _group_of(run: Sequence[Reading]) -> Group:
 
 
 def _whole_pages(shape: KeyValueShape, block_size: int, dtype: torch.dtype) -> int:
-    """How many positions are whole blocks, and whole pages of memory in every layer, so that lanes share no page."""
+    """Return how many positions are whole blocks and, in every layer, whole pages, so that lanes share no page."""
     unit = block_size
     for layer in shape.layers:
         for dim in (layer.key_dim, layer.value_dim):
             position_bytes = layer.heads * dim * dtype.itemsize
             unit = lcm(unit, PAGE // gcd(PAGE, position_bytes))
     return unit
-
-
-def _neighbours(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of blocks with neighbouring numbers, each from … to."""
-    found: list[tuple[int, int]] = []
-    for block in sorted(blocks):
-        if found and found[-1][1] == block:
-            found[-1] = (found[-1][0], block + 1)
-        else:
-            found.append((block, block + 1))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +253,8 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
-    """Parts, which are the keys or the values of a layer each, of so many heads of one size.
+class LayerGroup:
+    """The keys or values of all layers that have the same heads; each layer's keys, or values, are one part.
 
     lanes:  [parts, lanes, lane_length, heads, dim];  pool: [blocks, parts, block_size, heads, dim], strided
     memory: of the lanes, which share no page
@@ -266,14 +265,14 @@ class Alike:
     memory: Reservation
 
     @classmethod
-    def reserve(cls, lanes: tuple[int, int, int], pool: Tensor) -> Alike:
-        """Lanes for such a pool: parts, how many each has, and how many positions each of these."""
+    def reserve(cls, lanes: tuple[int, int, int], pool: Tensor) -> LayerGroup:
+        """Reserve lanes for such a pool. lanes: parts, lanes of each, positions of each lane"""
         shape = (*lanes, *pool.shape[3:])
         memory = Reservation(prod(shape) * pool.itemsize)
         return cls(memory.tensor(shape, pool.dtype), pool, memory)
 
     def copy(self, source: int, target: int, begin: int, end: int) -> None:
-        """Positions begin … end-1 from one lane to another."""
+        """Copy positions begin … end-1 from one lane to another."""
         self.lanes[:, target, begin:end].copy_(self.lanes[:, source, begin:end])
 
     def move_in(self, lane: int, stretch: Stretch) -> None:
@@ -285,7 +284,7 @@ class Alike:
         self._in_pool(stretch).copy_(self._on_lane(lane, stretch))
 
     def give_back(self, lane: int, begin: int, end: int) -> None:
-        """Zero the lane's positions from `begin`, where a page begins, up to the end of a page."""
+        """Zero the lane's positions from `begin`, where a page begins, up to a page's end, and free the pages."""
         size = self.lanes.stride(2) * self.lanes.itemsize
         num_bytes = -(-(end - begin) * size // PAGE) * PAGE
         for part in self.lanes:
@@ -304,7 +303,7 @@ class Alike:
 
 
 def stretches_of(indices: Sequence[int], blocks: Sequence[int]) -> list[Stretch]:
-    """The blocks that stand at these indices, in as few stretches as can be."""
+    """Put the blocks that stand at these indices into as few stretches as can be."""
     found: list[Stretch] = []
     for index, block in zip(indices, blocks, strict=True):
         last = found[-1] if found else None
@@ -316,7 +315,7 @@ def stretches_of(indices: Sequence[int], blocks: Sequence[int]) -> list[Stretch]
 
 
 SHORT = 8
-"""Queries of one sequence in a step that are the kernel's whatever they see: a token and the guesses behind it."""
+"""Up to so many queries of one sequence in a step are the kernel's: a token and the guesses behind it."""
 
 
 class RowsPlan:
@@ -354,7 +353,6 @@ class RowsPlan:
         return output
 
     def _groups(self) -> Sequence[Group]:
-        """What is torch's."""
         if self._others is None:
             self._others = self._storage.groups([each for each in self._readings if each.length > SHORT])
         return self._others
@@ -400,10 +398,10 @@ def rows_of(
 
 
 def _in_common(storage: LaneStorage, readings: Sequence[Reading], stretch: int) -> list[Sequence[int]]:
-    """Return of each from where its first stretches are read.
+    """Return for each reading where its first stretches are read.
 
-    Of copies of a prefix one is read, which stays in the CPU's cache. Names say what is the same: a block's covers all
-    that is before it.
+    Of several copies of a shared prefix one is read, which stays in the CPU's cache. A block's name says what is the
+    same: it covers all tokens before it.
     """
     num_blocks = stretch // storage.block_size
     if len(readings) < 2 or stretch % storage.block_size:

@@ -14,7 +14,7 @@ from math import isfinite, log
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.host_copies import Land, Landing, sent
+from serve_app.engine.decoder.memory import HostCopy, StartHostCopy, sent
 from serve_app.engine.sampling.candidates import Scratch, likeliest, sorted_largest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
@@ -50,7 +50,7 @@ class Launched:
     sequences: Items[Sequence]
     token_ids: Tensor
     scoring: dict[int, list[int]]
-    landing: Landing
+    landing: HostCopy
 
     def take(self, places: list[int]) -> Tensor:
         """The tokens at these places, on the device."""
@@ -135,7 +135,7 @@ class Sampler:
           nothing on a CPU
     """
 
-    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None) -> None:
+    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: StartHostCopy | None = None) -> None:
         self._eos_token_ids = eos_token_ids
         self._land = land
         self._scratch = Scratch()
@@ -324,7 +324,9 @@ def is_usual(sequence: Sequence) -> bool:
     return params.is_greedy or not (params.mirostat or params.xtc_probability)
 
 
-def launch(logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: StepMasks | None, land: Land) -> Launched:
+def launch(
+    logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: StepMasks | None, land: StartHostCopy
+) -> Launched:
     """Begin the draws of usual sequences; waits for masks alone, which the host makes.
 
     logits: [rows, vocab] float32, as they were given;  edited: the same with all edits but masks
@@ -338,11 +340,11 @@ def launch(logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: St
     scoring = _scoring(sequences, logits.shape[-1])
     for num_top, places in scoring.items():
         there = sent(torch.tensor(places), logits.device)
-        numbers += score_blindly(logits.index_select(0, there), choice.token_ids.index_select(0, there), num_top)
+        numbers += score_on_device(logits.index_select(0, there), choice.token_ids.index_select(0, there), num_top)
     return Launched(sequences, choice.token_ids, scoring, land(torch.cat(numbers)))
 
 
-def score_blindly(logits: Tensor, targets: Tensor, num_top: int) -> list[Tensor]:
+def score_on_device(logits: Tensor, targets: Tensor, num_top: int) -> list[Tensor]:
     """As `score`, in float64: log-probabilities of the targets [rows], ids of the likeliest, theirs, both flat.
 
     logits: [rows, vocab] float32;  targets: [rows] int64

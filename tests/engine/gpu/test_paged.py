@@ -15,7 +15,7 @@ from serve_app.kernels.forms import Scoring, Tiles
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 
-from serve_app.engine.kv.page_plans import PagedPlan, lay_tiles, plan_paged
+from serve_app.engine.kv.pages import PagedPlan, lay_tiles, plan_paged
 from serve_app.kernels.gpu.paged import write
 
 pytestmark = pytest.mark.slow
