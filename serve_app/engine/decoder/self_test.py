@@ -17,7 +17,7 @@ from serve_app.engine.decoder.layout import lay_out
 from serve_app.engine.decoder.loop import NotDescribed, Scorings, build_loop, norm_offset_of
 from serve_app.engine.decoder.quantized_linear import QuantisedLinear
 from serve_app.engine.decoder.record import expert_layers
-from serve_app.engine.decoder.step import CurrentStep, PackedAttention, Step, register, unregister
+from serve_app.engine.decoder.step import CurrentStep, PackedAttention, Step, Unfit
 from serve_app.engine.decoder.stored import giving_zeros
 from serve_app.engine.decoder.text_part import ModelNotSupported, take_over_scales, text_config
 from serve_app.engine.kv.pages import PageStorage
@@ -70,7 +70,6 @@ CHUNKS = (13, 9, 1, 1)
 FEW_CHUNKS = (13, 11)
 """Tokens of each step for modules that compute beside a loop; the loop is tried with the others."""
 BLOCK_SIZE = 4
-RECORDER = "serve_app_probe"
 OTHER_WAY = "its attention does not go through AttentionInterface"
 
 # of the largest logit, by which logits may differ
@@ -79,10 +78,6 @@ IN_16_BITS = 0.05
 ROUNDED = 0.1
 """Where inputs are rounded to eight bits. With 24 layers and 152k tokens (random weights, Qwen2.5-0.5B's shape) they
 differed by up to 0.07 in float32 and 0.06 in bfloat16, without rounding by 0.02 in bfloat16."""
-
-
-class Unfit(ValueError):
-    """A layer asks for an attention that the engine does not compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,14 +246,17 @@ def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **ch
 
 
 def _record(module: PreTrainedModel, token_ids: Tensor) -> _Recorder:
-    recorder = _Recorder(text_config(module.config))
-    register(RECORDER, recorder)
+    current, recorder = CurrentStep(), _Recorder(text_config(module.config))
+    attention = PackedAttention(current, KeyValueShape(layers=()))
+    at = torch.arange(len(token_ids), device=module.device)
+    mixes = ((),) * len(token_ids)
+    step = Step(token_ids=token_ids, positions=at, places=at, logit_rows=at, mixes=mixes, attention=recorder)
     try:
-        module.set_attn_implementation(RECORDER)
-        with giving_zeros(module):
-            _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
+        module.set_attn_implementation(attention.name)
+        with giving_zeros(module), current.running(step):
+            _compute(module, token_ids, at)
     finally:
-        unregister(RECORDER)
+        attention.close()
     return recorder
 
 
@@ -277,7 +275,7 @@ def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: i
 
 
 class _Recorder:
-    """Stands in for attention: notes what each layer asks for, and gives zeros."""
+    """An `AttentionPlan` that notes what each layer asks for, and gives zeros."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -287,31 +285,15 @@ class _Recorder:
         self._readers: set[int] = set()
         self.scorings: dict[int, Scoring] = {}
 
-    def __call__(
-        self,
-        layer: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        if attention_mask is not None:
-            raise Unfit("the model makes attention masks of its own")
-        if not getattr(layer, "is_causal", True):
-            raise Unfit("attention that is not causal is not supported")
-        number = int(layer.layer_idx)
-        if number in self._places:
-            raise Unfit(f"layer {number} attends more than once per token")
-        self._check_window(number, sliding_window)
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        self.scorings[number] = Scoring(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
-        self._note(number, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        assert key is not None, "of a shape that says nothing of readers"
+        assert value is not None, "as for keys"
+        if layer in self._places:
+            raise Unfit(f"layer {layer} attends more than once per token")
+        self._check_window(layer, scoring.window)
+        self.scorings[layer] = scoring
+        self._note(layer, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
+        return query.new_zeros(*query.shape[:2], value.shape[-1])
 
     def _check_window(self, number: int, handed: int | None) -> None:
         """Refuse a window that is lost on the way: if it is longer than the check's tokens, no logit shows it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -196,11 +196,17 @@ class CurrentStep:
 _numbers = count()
 
 
+class Unfit(ValueError):
+    """A layer asks for an attention that the engine does not compute."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """What a layer's attention does beyond its arguments. It is read from the module once, not at every step.
 
     chunk: how many positions make one chunk, where queries see nothing before their own chunk (Llama 4)
+
+    Raises Unfit if the attention is not causal.
     """
 
     scales_queries: bool
@@ -208,6 +214,8 @@ class Rules:
 
     @classmethod
     def of(cls, layer: Any) -> Rules:
+        if not getattr(layer, "is_causal", True):
+            raise Unfit("attention that is not causal is not supported")
         config: Any = getattr(layer, "config", None)
         types = getattr(config, "layer_types", None) or {}
         is_chunked = bool(types) and types[layer.layer_idx] == "chunked_attention"
@@ -225,7 +233,7 @@ class PackedAttention:
         self._shape = shape
         self._current = current
         self._rules: dict[int, Rules] = {}
-        register(self.name, self)
+        ALL_ATTENTION_FUNCTIONS.register(self.name, self)
 
     def __call__(
         self,
@@ -244,8 +252,10 @@ class PackedAttention:
 
         module: of a family's own kind, with what that has
         query: [1, heads, tokens, key_dim];  key, value: [1, kv_heads, tokens, dim]
-        Returns [1, tokens, heads, value_dim].
+        Returns [1, tokens, heads, value_dim]. Raises Unfit.
         """
+        if attention_mask is not None:
+            raise Unfit("the model makes attention masks of its own")
         step, layer = self._current.step, int(module.layer_idx)
         rules = self._rules.get(layer) or self._rules.setdefault(layer, Rules.of(module))
         tokens = query[0].transpose(0, 1)  # [tokens, heads, key_dim]
@@ -269,14 +279,4 @@ class PackedAttention:
 
     def close(self) -> None:
         """Forget the function; the model it was given to has none then."""
-        unregister(self.name)
-
-
-def register(name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
-    """Let models find an attention function by its name."""
-    ALL_ATTENTION_FUNCTIONS.register(name, function)
-
-
-def unregister(name: str) -> None:
-    """Undo `register`, for which transformers has no words of its own."""
-    ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
+        ALL_ATTENTION_FUNCTIONS._global_mapping.pop(self.name, None)  # transformers has no words for it
