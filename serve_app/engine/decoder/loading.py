@@ -299,7 +299,9 @@ def _quiet_library() -> Iterator[None]:
 def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
     """Return in how many bits weights are kept. Raises ModelNotSupported if there is no kernel for them."""
     if config.weights is not None and device.type != "cpu":
-        raise ModelNotSupported(f"weights: {config.weights} is computed on CPUs alone, not on {device.type}")
+        raise ModelNotSupported(
+            f"weights: {config.weights} is computed on CPUs alone, not on {device.type}; leave it out"
+        )
     return config.weights
 
 
@@ -317,7 +319,9 @@ def _settle_kernels(module: PreTrainedModel, reference: ReferenceForward, config
         except Exception as error:  # compilers of kernels fail in ways of their own
             if config.kernels != "auto":
                 raise ModelNotSupported(f"kernels: {kernels} was asked for: {error}") from error
-            logger.warning("%s: attention is not %s's, whose kernels did not pass: %s", config.name, kernels, error)
+            logger.warning(
+                "%s: attention is not %s's, whose kernels did not pass the check: %s", config.name, kernels, error
+            )
         else:
             return kernels
     return "torch"

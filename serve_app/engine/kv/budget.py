@@ -55,7 +55,7 @@ def kv_budget(
     if budget < block_bytes:
         raise ModelNotSupported(
             f"kv_cache_bytes={config.kv_cache_bytes} gives {budget} bytes, but one block of {config.block_size} tokens"
-            f" takes {block_bytes}"
+            f" takes {block_bytes}. Raise kv_cache_bytes, or lower block_size."
         )
     return budget
 
@@ -104,7 +104,7 @@ def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_p
         raise ModelNotSupported(
             f"max_model_len={wanted} does not fit: a sequence of that length takes"
             f" {wanted * bytes_per_token // MIB} MiB of keys and values, kv_cache_bytes is {budget // MIB} MiB, which"
-            f" holds {in_budget} tokens"
+            f" holds {in_budget} tokens. Lower max_model_len, or raise kv_cache_bytes."
         )
     return min(wanted, in_budget)
 
@@ -113,7 +113,10 @@ def check_weights_fit(num_bytes: int, *, device: torch.device) -> None:
     """Refuse weights that take more memory than is free. Raises ModelNotSupported."""
     free = free_bytes(device)
     if num_bytes > free:
-        raise ModelNotSupported(f"the weights take {num_bytes // MIB} MiB, {free // MIB} MiB of memory are free")
+        raise ModelNotSupported(
+            f"the weights take {num_bytes // MIB} MiB, {free // MIB} MiB of memory are free. Set `weights: int8`, or"
+            " serve a smaller model."
+        )
 
 
 def free_bytes(device: torch.device) -> int:

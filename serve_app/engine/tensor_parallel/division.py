@@ -165,7 +165,9 @@ def _check_even(division: Division) -> None:
     count = division.count
     for size, what in ((division.heads, "heads of queries"), (division.inner, "columns of the MLP")):
         if size % count:
-            raise ModelNotSupported(f"tensor_parallel: {count} does not divide the model's {size} {what}")
+            raise ModelNotSupported(
+                f"tensor_parallel: {count} does not divide the model's {size} {what}; take a divisor"
+            )
     if division.key_heads % count and count % division.key_heads:
         raise ModelNotSupported(
             f"tensor_parallel: {count} neither divides the model's {division.key_heads} heads of keys, nor is a"
