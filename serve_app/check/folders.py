@@ -36,8 +36,8 @@ class Needs:
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path`, `args.chat_template` and `args.adapters`. Notes: usable adapters, default sampling."""
-    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
     from serve_app.engine.decoder.loading import rehearse
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
 
     is_sound = True
     try:
@@ -45,7 +45,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
         if args.chat_template is None:
             chat_templates_of(folder.path, None)
         found = rehearse(engine_config(args, folder.path))
-        own = found.judged.max_model_len
+        own = found.checked.max_model_len
         if args.max_model_len is not None and own is not None and args.max_model_len > own:
             message = f"must be at most {own}, the model's own context, or left out; found {args.max_model_len}"
             yield Finding(path=(*path, "max_model_len"), message=message)
@@ -80,8 +80,8 @@ def _notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
 
 def check_device(args: ModelArgs, path: Path, *, severity: Severity) -> Iterator[Finding]:
     """Yield what the replica would say of its device on this machine."""
-    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
     from serve_app.engine.decoder.loading import choose_device
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
 
     if args.device == "cuda":
         try:
@@ -96,12 +96,12 @@ def needs_of(args: ModelArgs) -> Needs:
 
     Raises CatalogError, ModelNotSupported, OSError.
     """
-    from serve_app.engine.decoder.config_check import judge, weight_bytes_on_cpu
+    from serve_app.engine.decoder.config_check import check_config, weight_bytes_on_cpu
     from serve_app.engine.kv.budget import PROCESS_BYTES, bytes_of_steps  # imported here: torch takes time
     from serve_app.engine.tensor_parallel.division import divide
 
     folder = read_model_folder(locate_model(args.path))
-    judged, count = judge(folder.path, with_images=args.images), args.tensor_parallel
+    judged, count = check_config(folder.path, with_images=args.images), args.tensor_parallel
     own = PROCESS_BYTES + bytes_of_steps(engine_config(args, folder.path), int(judged.text.vocab_size))
     if count > 1:
         judged = divide(judged, count, weights=args.weights).narrowed(judged)

@@ -109,7 +109,7 @@ def _num_replicas(deployments: Any) -> int:
 
 def _needs(args: ModelArgs) -> Needs:
     """Nothing where the model is refused, as `check_model` says so."""
-    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
         return needs_of(args)

@@ -34,8 +34,8 @@ class FolderReport:
 
 def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     """A base model, in the numbers that it would be loaded in."""
-    from serve_app.engine.decoder.errors import ModelNotSupported  # imported here: it brings torch, which takes time
     from serve_app.engine.decoder.loading import rehearse
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
 
     try:
         folder = read_model_folder(locate_model(path))
@@ -45,7 +45,7 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
         )
     except (CatalogError, ModelNotSupported, OSError) as error:
         return FolderReport(name=path, facts={}, reason=str(error))
-    judged = found.judged
+    judged = found.checked
     facts: dict[str, object] = {
         "family": judged.config.model_type,
         "max_model_len": judged.max_model_len,
@@ -80,7 +80,7 @@ def judged_adapters(
 
     Raises CatalogError where the model is none.
     """
-    from serve_app.engine.decoder.errors import ModelNotSupported
+    from serve_app.engine.decoder.text_part import ModelNotSupported
     from serve_app.engine.lora.registration import judge_adapters
 
     path = read_model_folder(locate_model(model)).path

@@ -28,8 +28,8 @@ from serve_app.core.log_context import about
 from serve_app.core.machine import Throttle, give_way
 from serve_app.core.names import MAX_MIXED_ADAPTERS
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.allocator import Leftovers, give_back_freed_memory, settle_memory
 from serve_app.engine.decoder.loading import load_with_tokenizer
+from serve_app.engine.decoder.memory import Leftovers, give_back_freed_memory, settle_memory
 from serve_app.engine.decoder.record import RecordBounds, record_card
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
@@ -418,7 +418,7 @@ class ReplicaEngine(Driver):
             self._wakefulness.start(torch.get_num_threads())
 
     def warm(self) -> None:
-        self.core.model.narrowing.start()
+        self.core.model.downcast.start()
 
     def give_back_memory(self) -> None:
         give_back_freed_memory()

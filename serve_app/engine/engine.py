@@ -12,12 +12,10 @@ from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.async_steps import AsyncSteps
-from serve_app.engine.decoder.host_copies import landing_on
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.decoder.recorder import Recorder
-from serve_app.engine.decoder.runner import Runner, record_on_gpus
-from serve_app.engine.kv.making import make_store
+from serve_app.engine.decoder.memory import host_copy_for
+from serve_app.engine.decoder.runner import AsyncSteps, Recorder, Runner, record_on_gpus
+from serve_app.engine.kv.store import make_store
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.sampling.masks import MaskComputer
@@ -83,7 +81,7 @@ class Engine:
         record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        sampler = Sampler(model.eos_token_ids, land=landing_on(model.device))
+        sampler = Sampler(model.eos_token_ids, land=host_copy_for(model.device))
         self._verifier = Verifier(self._masks, sampler, self._output)
         self._steps = AsyncSteps(
             self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
@@ -204,7 +202,7 @@ class Engine:
 
     def close(self) -> None:
         """Give the model its own modules and attention back, and end the processes that computed it with this one."""
-        self.model.narrowing.stop()
+        self.model.downcast.stop()
         self._runner.close()
         self._bank.unwrap()
         self._masks.close()

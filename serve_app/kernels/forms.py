@@ -1,11 +1,12 @@
-"""What kernels are given and give: rows and tiles."""
+"""What kernels take and give: rows, tiles, the scoring of keys; and the check of kernels for adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
 
@@ -39,32 +40,38 @@ class AdapterTiles(Protocol):
     def tiles(self) -> Tensor: ...
 
 
-class PagedTiles(Protocol):
-    """A step's queries in tiles over block tables, as `serve_app.engine.kv.page_plans.Tiles` describes them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """A step's queries in tiles over block tables.
 
-    @property
-    def places(self) -> Tensor: ...
-    @property
-    def tables(self) -> Tensor: ...
-    @property
-    def singles(self) -> Tensor: ...
-    @property
-    def chunks(self) -> Tensor: ...
+    places: [tokens] int64, where new keys and values are written; negative is nowhere
+    tables: [rows, blocks] int32, block tables
+    singles, chunks: [4, tiles] int32: of each tile its table's row, its first token, that one's position, how many
+                     queries; a single is one query, or none
+    """
+
+    places: Tensor
+    tables: Tensor
+    singles: Tensor
+    chunks: Tensor
 
 
-class PagedScoring(Protocol):
-    """How keys are weighed: `scale`, and where there are any a window, chunks, a softcap and sinks."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scoring:
+    """How a layer weighs the keys that a query sees.
 
-    @property
-    def scale(self) -> float: ...
-    @property
-    def window(self) -> int | None: ...
-    @property
-    def chunk(self) -> int | None: ...
-    @property
-    def softcap(self) -> float | None: ...
-    @property
-    def sinks(self) -> Tensor | None: ...
+    scale:   what scores are multiplied by
+    window:  a query sees itself and so many positions before it less one; None sees all before it
+    chunk:   a query sees nothing before the last multiple of it; None has no such border
+    softcap: bounds the scores to ±softcap by tanh (Gemma 2, arXiv 2408.00118)
+    sinks:   [heads], logits of nothing
+    """
+
+    scale: float
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 class Factors(Protocol):
@@ -98,3 +105,44 @@ class AdapterKernels(Protocol):
 
     def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
         """Return what adds the changes of these linears; it keeps their factors."""
+
+
+class _Stack(NamedTuple):
+    down: Tensor
+    up: Tensor
+
+
+class _Part(NamedTuple):
+    begin: int
+    end: int
+    stacks: dict[int, _Stack]
+
+
+class _Tiles(NamedTuple):
+    rank: int
+    rows: Tensor
+    factors: Tensor
+    tiles: Tensor
+
+
+@torch.no_grad()
+def largest_error(kernels: AdapterKernels, dtype: torch.dtype, device: torch.device) -> float:
+    """Return how far the kernels' outputs y are from torch's, in parts of 1 + |y|, for two tiles of some rows."""
+    draw = torch.Generator().manual_seed(0)
+    sizes, rank, inputs, place = (144, 16), 8, 224, 1
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw).to(device, dtype)
+
+    x, y = drawn(9, inputs), drawn(9, sum(sizes))
+    rows, factors = torch.tensor([0, 1, 2, 4, 5, 7, 8], dtype=torch.int32, device=device), torch.arange(7.0) + 0.5
+    table = torch.tensor([[place, place], [0, 4], [4, 3]], dtype=torch.int32, device=device)
+    parts, expected, begin = list[_Part](), y.float().clone(), 0
+    for outputs in sizes:
+        down, up = drawn(2, rank, inputs) / inputs**0.5, drawn(2, rank, outputs) / rank**0.5
+        low = x[rows.long()].float() @ down[place].float().T * factors.to(device)[:, None]
+        expected[rows.long(), begin : begin + outputs] += low @ up[place].float()
+        parts.append(_Part(begin, begin + outputs, {rank: _Stack(down, up.mT)}))
+        begin += outputs
+    kernels.adding(parts)(y, x, [_Tiles(rank, rows, factors.to(device), table)])
+    return float(((y.float() - expected).abs() / (1 + expected.abs())).max())

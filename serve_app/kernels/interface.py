@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,32 +41,29 @@ def attention_of_rows(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | 
 
 def laid_out(packed: Tensor, bias: Tensor | None) -> LaidOut | None:
     """Return what multiplies by a weight [outputs, inputs] as oneDNN has laid it out;  bias: [outputs]"""
-    try:
-        from serve_app.kernels.cpu.products import LaidOut
-    except ImportError:
-        _tell()
-        return None
-    return LaidOut.find(packed, bias)
+    found = _products()
+    return None if found is None else found.LaidOut.find(packed, bias)
 
 
 def may_read(shape: torch.Size, dtype: torch.dtype) -> bool:
     """Return whether there is a kernel for such a weight if oneDNN lays it out as it does."""
-    try:
-        from serve_app.kernels.cpu.products import LaidOut
-    except ImportError:
-        _tell()
-        return False
-    return LaidOut.may_read(shape, dtype)
+    found = _products()
+    return found is not None and found.LaidOut.may_read(shape, dtype)
 
 
 def whole_rows(numbers: Tensor, scales: Tensor) -> WholeRows | None:
     """Return what multiplies by numbers [outputs, inputs] int8 with scales [outputs] float32."""
+    found = _products()
+    return None if found is None else found.WholeRows.find(numbers, scales)
+
+
+def _products() -> Any:
     try:
-        from serve_app.kernels.cpu.products import WholeRows
+        from serve_app.kernels.cpu import products
     except ImportError:
         _tell()
         return None
-    return WholeRows.find(numbers, scales)
+    return products
 
 
 def adapter_kernels(

@@ -35,7 +35,7 @@ CpuTimes = Callable[[], tuple[float, float]]
 
 
 def cpu_times() -> tuple[float, float]:
-    """Seconds of processor time: of everything on the CPUs that this process may use, and of this process."""
+    """Return seconds of CPU time: of all processes on the CPUs that this one may use, and of this one."""
     allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     busy = 0
     with open("/proc/stat") as lines:
@@ -100,7 +100,7 @@ class Wakefulness:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether threads sleep at once, whatever `GOMP_SPINCOUNT` says."""
+        """Return whether threads sleep at once, whatever `GOMP_SPINCOUNT` says."""
         return self._team is not None
 
     def rest(self, *, is_crowded: bool) -> None:
@@ -139,7 +139,7 @@ def compute_alone() -> None:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Within it the calling thread computes without a team; other threads are not told."""
+    """Let the calling thread compute without a team; other threads are not told."""
     library = libgomp()
     if library is None:
         yield
@@ -153,12 +153,12 @@ def alone() -> Iterator[None]:
 
 
 def num_cpus() -> int:
-    """That this process may use; 0 where the system does not tell."""
+    """Return how many CPUs this process may use; 0 if the system does not tell."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 0
 
 
 def libgomp() -> ctypes.CDLL | None:
-    """The one that torch is linked to, if it is linked to it; None beside Linux, whose counts of time are asked for."""
+    """Return the libgomp that torch is linked to; None if there is none, or off Linux."""
     if sys.platform != "linux":
         return None
     for path in (Path(torch.__file__).parent / "lib").glob("libgomp*.so*"):

@@ -51,19 +51,6 @@ def onednn_has(dtype: torch.dtype) -> bool:
     return dtype is torch.float16 and bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def flash_attention(
-    query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return what the CPU's attention makes, and ln of its sums of exponentials, which no public function tells.
-
-    query, key, value: [rows, heads, length, dim]. Returns [rows, heads, length, dim] and [rows, heads, length].
-    """
-    attended, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, False, attn_mask=mask, scale=scale
-    )
-    return attended, total
-
-
 def pack_int4(numbers: Tensor) -> Tensor:
     """Return numbers [outputs, inputs] from 0 to 15 as the kernel wants them, [outputs, inputs / 2] uint8."""
     packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(numbers.to(torch.int32), 1)

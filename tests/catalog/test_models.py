@@ -12,7 +12,7 @@ from safetensors.numpy import save
 
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
-from serve_app.engine.quantized.checkpoint import open_slices
+from serve_app.engine.decoder.quantized_formats import open_slices
 from tests.catalog.zoo import array
 
 MODELS = Path(__file__).resolve().parents[2] / ".." / "shared" / "models"

@@ -18,8 +18,8 @@ from serve_app.check.single import check_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.lora.registration import bind_adapters
 from tests.catalog.zoo import SOUND_CONFIG, write_adapter
 from tests.families.making import save_config, save_model

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.decoder.allocator import FilePages, Leftovers
+from serve_app.engine.decoder.memory import FilePages, Leftovers
 
 FAULTS = """
 import ctypes, resource, sys
-from serve_app.engine.decoder.allocator import keep_freed_memory
+from serve_app.engine.decoder.memory import keep_freed_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
@@ -50,7 +50,7 @@ def test_memory_that_a_step_freed_is_not_asked_of_the_kernel_again() -> None:
 
 GIVEN_BACK = """
 import ctypes
-from serve_app.engine.decoder.allocator import give_back_freed_memory, keep_freed_memory
+from serve_app.engine.decoder.memory import give_back_freed_memory, keep_freed_memory
 keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -106,7 +106,7 @@ def test_pages_of_a_file_are_given_back_and_read_again_and_no_others(tmp_path: P
 KERNELS = """
 import sys
 import torch
-from serve_app.engine.decoder.allocator import give_back_freed_memory, settle_memory
+from serve_app.engine.decoder.memory import give_back_freed_memory, settle_memory
 if sys.argv[1] == "few":
     settle_memory()
 torch.set_num_threads(1)

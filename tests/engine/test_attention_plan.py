@@ -10,8 +10,9 @@ from torch import Tensor
 
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.runner import Runner
-from serve_app.engine.kv.storage import AttentionPlan, Reading, Scoring, Storage
+from serve_app.engine.kv.storage import AttentionPlan, Reading, Storage
 from serve_app.engine.lora.pool import AdapterBank
+from serve_app.kernels.forms import Scoring
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.budget import CPU_SHARE, check_adapters_fit, context_within, free_bytes, kv_budget
 from serve_app.engine.kv.lanes import Reservation
 from serve_app.engine.kv.storage import KeyValueShape

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.engine.decoder.config_check import judge
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.config_check import check_config
 from serve_app.engine.decoder.loading import load_model, read_eos_token_ids
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.harness import config
 from tests.families.making import NUM_BYTES, SPECIAL_TOKENS, make_config, save_config, save_model
@@ -89,15 +89,15 @@ def heard() -> list[str]:
 def test_nothing_that_a_configuration_names_is_imported_or_fetched(
     settings: dict[str, Any], folder_with: Callable[..., Path], plain: Path, heard: list[str]
 ) -> None:
-    own, [name] = judge(plain).config, settings
+    own, [name] = check_config(plain).config, settings
     heard.clear()
     for placed in (settings, {"more": [settings]}, {"vision": {"more": settings}}):
         folder = folder_with(placed)
-        judged = judge(folder)
-        assert any(name in note for note in judged.notes)
+        checked = check_config(folder)
+        assert any(name in note for note in checked.notes)
         if placed is settings:
-            assert {**judged.config.to_dict(), "_name_or_path": ""} == {**own.to_dict(), "_name_or_path": ""}
-            assert (judged.config._attn_implementation, judged.config._experts_implementation) == (None, None)
+            assert {**checked.config.to_dict(), "_name_or_path": ""} == {**own.to_dict(), "_name_or_path": ""}
+            assert (checked.config._attn_implementation, checked.config._experts_implementation) == (None, None)
     assert heard == []
     assert not (folder / "RAN").exists()
 
@@ -112,9 +112,11 @@ def test_what_was_left_out_is_not_run_by_loading_either(folder_with: Callable[..
 
 
 def test_what_no_class_reads_is_told_and_what_one_reads_is_not(folder_with: Callable[..., Path]) -> None:
-    judged = judge(folder_with({"auto_gptq": 1, "hidden_act": "gelu", "rope_scaling": None, "pretraining_tp": 1}))
-    assert judged.notes == ("config.json: LlamaConfig does not read, so it changes nothing: auto_gptq",)
-    assert judged.config.hidden_act == "gelu"
+    checked = check_config(
+        folder_with({"auto_gptq": 1, "hidden_act": "gelu", "rope_scaling": None, "pretraining_tp": 1})
+    )
+    assert checked.notes == ("config.json: LlamaConfig does not read, so it changes nothing: auto_gptq",)
+    assert checked.config.hidden_act == "gelu"
 
 
 @pytest.mark.parametrize("settings", [{"model_type": "of_nobody"}, {"model_type": None}, {"model_type": "deepseek"}])
@@ -123,9 +125,9 @@ def test_a_type_that_is_not_known_is_read_by_its_architecture(
     settings: dict[str, Any], code: str | None, folder_with: Callable[..., Path]
 ) -> None:
     named = {"auto_map": {"AutoModelForCausalLM": code}} if code else {}
-    judged = judge(folder_with({**settings, **named, "architectures": ["LlamaForCausalLM"]}))
-    assert judged.config.model_type == "llama"
-    assert any("is read as llama, by its architectures" in note for note in judged.notes)
+    checked = check_config(folder_with({**settings, **named, "architectures": ["LlamaForCausalLM"]}))
+    assert checked.config.model_type == "llama"
+    assert any("is read as llama, by its architectures" in note for note in checked.notes)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_an_architecture_that_the_library_has_not_is_refused_with_the_way_out(
     with pytest.raises(
         ModelNotSupported, match=r"has no class for model_type 'of_nobody'.*serve the model in a format"
     ):
-        judge(folder)
+        check_config(folder)
 
 
 @pytest.mark.parametrize(
@@ -162,16 +164,16 @@ def test_a_value_that_the_class_does_not_take_is_refused(
     settings: dict[str, Any], told: str, folder_with: Callable[..., Path]
 ) -> None:
     with pytest.raises(ModelNotSupported, match=f"^config.json: .*{told}"):
-        judge(folder_with(settings))
+        check_config(folder_with(settings))
 
 
 def test_a_class_that_no_table_of_the_library_has_is_found_by_its_name(tmp_path: Path) -> None:
     save_config("mllama_text_model", {"num_hidden_layers": 4, "cross_attention_layers": [1, 3]}, tmp_path)
     with pytest.raises(ModelNotSupported, match="no class that completes text"):
-        judge(tmp_path)
+        check_config(tmp_path)
     own = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**own, "architectures": ["MllamaForCausalLM"]}))
-    assert judge(tmp_path).kind.__name__ == "MllamaForCausalLM"
+    assert check_config(tmp_path).kind.__name__ == "MllamaForCausalLM"
 
 
 OWN_END, CONFIGURED, GENERATED = NUM_BYTES + 1, 17, 18
@@ -201,4 +203,4 @@ def test_a_text_ends_where_any_of_its_files_says(
     (tmp_path / "config.json").write_text(json.dumps(own))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generated}))
     tokenizer = TextTokenizer.load(tmp_path, vocab_size=NUM_BYTES + len(SPECIAL_TOKENS))
-    assert read_eos_token_ids(judge(tmp_path), tmp_path) | tokenizer.eos_token_ids == ends
+    assert read_eos_token_ids(check_config(tmp_path), tmp_path) | tokenizer.eos_token_ids == ends

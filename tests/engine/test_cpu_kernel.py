@@ -10,14 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.kv.lane_plans import SHORT, RowsPlan
-from serve_app.engine.kv.lanes import LaneStorage
-from serve_app.engine.kv.storage import KeyValueShape, Reading, Scoring
+from serve_app.engine.kv.lanes import SHORT, LaneStorage, RowsPlan
+from serve_app.engine.kv.storage import GroupedPlan, KeyValueShape, Reading
 from serve_app.kernels.cpu import rows as kernels
 from serve_app.kernels.cpu.attention import STRETCH, Form
 from serve_app.kernels.cpu.compiling import Code
 from serve_app.kernels.cpu.rows import RowsKernel, Table, rows_kernel
-from serve_app.kernels.forms import Row
+from serve_app.kernels.forms import Row, Scoring
 from serve_app.kernels.openmp import libgomp
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
@@ -194,7 +193,7 @@ def test_a_step_is_attended_to_and_written_as_torch_would(
         places = torch.tensor(
             [lanes.first_position(each.place) + each.start + at for each in steps for at in range(each.length)]
         )
-        plan = lanes.plan(steps, places) if has_kernel else lanes.plan_by_torch(steps, places)
+        plan = lanes.plan(steps, places) if has_kernel else GroupedPlan(lanes, lanes.groups(steps), places)
         new = (None, None) if is_reader else (key, value)
         results.append(plan.run(0, query, *new, scoring=scoring))
         written.append(torch.cat(lanes.all_positions(0)))
@@ -210,7 +209,7 @@ def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch
     lanes, (reading,) = storage(), readings((30, 1))
     query, places = drawn(1, 4, DIM), torch.tensor([30])
     key = value = drawn(1, KV_HEADS, DIM)
-    plan = RowsPlan(lanes, [reading], places, by_torch=lambda: lanes.plan_by_torch([reading], places))
+    plan = RowsPlan(lanes, [reading], places)
     with pytest.raises(AssertionError):
         plan.run(0, query, key, value, scoring=Scoring(scale=1.0))
     for scoring in (Scoring(scale=1.0, softcap=20.0), Scoring(scale=1.0, sinks=torch.zeros(4))):

@@ -13,7 +13,7 @@ from serve_app.core.errors import ContextOverflow, InvalidRequest, Overloaded
 from serve_app.core.prompt import MARKER, Image, Prompt
 from serve_app.core.request import GenerationRequest
 from serve_app.core.shares import Share
-from serve_app.engine.decoder.config_check import judge
+from serve_app.engine.decoder.config_check import check_config
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.vision.encoder import ImageCache, VisionEncoder
 from serve_app.engine.vision.support import VisionSupport
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tower(folder: Path) -> GatedTower:
-    vision = judge(folder).vision
+    vision = check_config(folder).vision
     assert isinstance(vision, VisionSupport)
     return GatedTower(load_model(config(folder)), vision)
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.attention import attend
-from serve_app.engine.kv.page_plans import FlashInfer, lay_indices
-from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, Scoring
+from serve_app.engine.kv.pages import FlashInfer, PageStorage, lay_indices
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, attend
+from serve_app.kernels.forms import Scoring
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request
 
@@ -133,8 +132,9 @@ def test_layers_that_it_does_not_know_are_computed_by_others(beyond: dict[str, A
 
 def test_the_last_page_has_a_position_at_least() -> None:
     readings = [Reading(first_token=0, place=0, blocks=[7, 8, 9], start=7, length=1)]
-    found = lay_indices(readings, block_size=4)
-    assert (found.numbers.tolist(), found.last.tolist(), found.pages.tolist()) == ([7, 8], [4], [0, 2])
+    found = lay_indices(readings, block_size=4, device=torch.device("cpu"))
+    names = ("paged_kv_indices", "paged_kv_last_page_len", "paged_kv_indptr")
+    assert [found[name].tolist() for name in names] == [[7, 8], [4], [0, 2]]
 
 
 @pytest.mark.slow

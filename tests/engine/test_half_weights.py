@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from serve_app.engine.decoder.layout import BackgroundDowncast
 from serve_app.engine.decoder.linears import HalfWeight, OneDnnWeight, PackedLinear, factor_for, has_kernel
-from serve_app.engine.decoder.narrowing import Narrowing
 from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine, request, sequences
@@ -98,7 +98,7 @@ def test_texts_go_on_alike_while_linears_are_exchanged_under_them(folder: Path) 
     plain, exchanged = make_engine(settings), make_engine(settings)
     expected = texts(plain, PROMPTS)
     assert all(isinstance(each.kept, OneDnnWeight) for each in packed_linears(exchanged.model.module))
-    given = texts(exchanged, PROMPTS, between=lambda step: step == 5 and exchanged.model.narrowing.run())
+    given = texts(exchanged, PROMPTS, between=lambda step: step == 5 and exchanged.model.downcast.run())
     assert given == expected
     assert all(isinstance(each.kept, HalfWeight) for each in packed_linears(exchanged.model.module))
     assert texts(exchanged, PROMPTS) == expected
@@ -109,30 +109,30 @@ def test_nothing_keeps_the_former_weights(folder: Path) -> None:
     former = [weakref.ref(each.kept) for each in packed_linears(engine.model.module)]
     embedding = engine.model.module.get_input_embeddings()
     before = embedding(torch.arange(4096))
-    assert engine.model.narrowing.run() == len(former) > 4
+    assert engine.model.downcast.run() == len(former) > 4
     gc.collect()
     assert [each for each in former if each() is not None] == []
     assert torch.equal(engine.model.module.get_input_embeddings()(torch.arange(4096)), before)
 
 
-def test_a_narrowing_that_is_stopped_ends_behind_the_linear_that_it_is_at(folder: Path) -> None:
+def test_a_downcast_that_is_stopped_ends_behind_the_linear_that_it_is_at(folder: Path) -> None:
     engine = make_engine(config(folder, kv_cache_bytes=16 << 20))
-    engine.model.narrowing.stop()
-    assert engine.model.narrowing.run() == 0
+    engine.model.downcast.stop()
+    assert engine.model.downcast.run() == 0
     assert all(isinstance(each.kept, OneDnnWeight) for each in packed_linears(engine.model.module))
 
 
 def test_it_is_done_in_a_thread_of_its_own_that_others_go_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(config(folder, kv_cache_bytes=16 << 20))
     seen: list[tuple[str, int]] = []
-    narrowing = engine.model.narrowing
-    monkeypatch.setattr(narrowing, "run", lambda: seen.append((threading.current_thread().name, priority())))
+    downcast = engine.model.downcast
+    monkeypatch.setattr(downcast, "run", lambda: seen.append((threading.current_thread().name, priority())))
     own = priority()
-    narrowing.start()
+    downcast.start()
     for thread in threading.enumerate():
-        if thread.name == "narrowing":
+        if thread.name == "downcast":
             thread.join()
-    assert seen == [("narrowing", 19)]
+    assert seen == [("downcast", 19)]
     assert priority() == own
 
 
@@ -140,7 +140,7 @@ def test_a_form_that_gives_something_else_is_not_taken(folder: Path, monkeypatch
     wrong = HalfWeight.__call__
     monkeypatch.setattr(HalfWeight, "__call__", lambda self, x: wrong(self, x) * 1.001)
     engine = make_engine(config(folder, kv_cache_bytes=16 << 20))
-    assert engine.model.narrowing.run() == 0
+    assert engine.model.downcast.run() == 0
 
 
 def test_models_in_float32_keep_their_weights() -> None:
@@ -149,5 +149,5 @@ def test_models_in_float32_keep_their_weights() -> None:
     )
     linear = PackedLinear(model.model.layers[0].mlp.down_proj.weight)
     model.model.layers[0].mlp.down_proj = linear
-    assert Narrowing(model).run() == 0
+    assert BackgroundDowncast(model).run() == 0
     assert isinstance(linear.kept, OneDnnWeight)

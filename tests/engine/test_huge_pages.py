@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.engine.decoder import allocator as huge_pages
-from serve_app.engine.decoder.allocator import HUGE, MADV_COLLAPSE, RULE, SMALL, lay_in_huge_pages
+from serve_app.engine.decoder import memory as huge_pages
+from serve_app.engine.decoder.memory import HUGE, MADV_COLLAPSE, RULE, SMALL, lay_in_huge_pages
 
 pytestmark = pytest.mark.skipif(not RULE.exists(), reason="this system has no huge pages")
 

@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 import torch
 
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.kernels.interface import choose_kernels
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from serve_app.engine.kv.lanes import MOVED_BYTES, PAGE, LaneStorage, Stretch, stretches_of
 from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Storage
@@ -55,10 +56,16 @@ def find(store: KeyValueStore, holding: Holding, text: list[int]) -> int:
     return known
 
 
+def on_lane(storage: LaneStorage, layer: int, place: int, num_keys: int) -> list[Tensor]:
+    """One layer's first keys and values of a place, each [keys, heads, dim]."""
+    first = storage.first_position(place)
+    return [part[first : first + num_keys] for part in storage.all_positions(layer)]
+
+
 def assert_filled(store: KeyValueStore, shape: KeyValueShape, holding: Holding, num_tokens: int) -> None:
     assert isinstance(store.storage, LaneStorage)
     for number in range(len(shape.layers)):
-        for part, sign in zip(store.storage.read_place(number, holding.place, num_tokens), (1, -1), strict=True):
+        for part, sign in zip(on_lane(store.storage, number, holding.place, num_tokens), (1, -1), strict=True):
             for first in range(0, num_tokens, 256):  # not all at once: that takes memory, too
                 found = part[first : first + 256]
                 expected = torch.arange(first, first + len(found))[:, None, None] + 1.0 + number / 8
@@ -141,7 +148,7 @@ def test_blocks_that_others_have_named_are_kept_once_and_the_rest_of_a_lane_is_w
     fresh = store.open()
     assert store.reserve(fresh, BLOCK_SIZE)
     assert isinstance(store.storage, LaneStorage)
-    assert all(not part.any() for part in store.storage.read_place(7, fresh.place, 10 * BLOCK_SIZE))
+    assert all(not part.any() for part in on_lane(store.storage, 7, fresh.place, 10 * BLOCK_SIZE))
     again = store.open()
     assert find(store, again, [*common, *tokens(6, salt=9000), 0]) == 9 * BLOCK_SIZE
     assert_filled(store, UNIFORM, again, 9 * BLOCK_SIZE)
@@ -178,7 +185,7 @@ def test_what_could_not_be_kept_whole_is_found_by_nobody_and_its_place_is_clean(
     assert find(store, again, [*text, 0]) == 0
     assert store.reserve(again, len(text))
     assert isinstance(store.storage, LaneStorage)
-    assert all(not part.any() for part in store.storage.read_place(0, again.place, len(text)))
+    assert all(not part.any() for part in on_lane(store.storage, 0, again.place, len(text)))
 
 
 def test_lanes_share_no_page() -> None:

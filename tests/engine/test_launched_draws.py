@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplingParams, StopParams
-from serve_app.engine.decoder.host_copies import Landing
+from serve_app.engine.decoder.memory import HostCopy
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masks import StepMasks
 from serve_app.engine.sampling.sampler import SampledSpan, Sampler, is_usual
@@ -81,16 +81,16 @@ def masks_of(rows: list[Sequence], vocab: int = VOCAB) -> StepMasks:
     return StepMasks(words.to(torch.int32), {id(each): place for place, each in enumerate(bound)}, work)
 
 
-class CountingLanding(Landing):
+class CountingCopy(HostCopy):
     num_landed = 0
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__(tensor)
-        CountingLanding.num_landed += 1
+        CountingCopy.num_landed += 1
 
 
 def sampled(rows: list[Sequence], logits: Tensor, *, is_launched: bool, is_masked: bool = False) -> list[SampledSpan]:
-    sampler = Sampler(EOS, land=CountingLanding if is_launched else None)
+    sampler = Sampler(EOS, land=CountingCopy if is_launched else None)
     return sampler.sample(logits, batch_of(rows), masks_of(rows, logits.shape[-1]) if is_masked else None)
 
 
@@ -118,9 +118,9 @@ def assert_scored_alike(one: Scored | None, other: Scored | None) -> None:
 def test_tokens_and_scores_are_those_of_draws_that_are_looked_at(spread: float, is_masked: bool) -> None:
     logits = logits_of(240, spread=spread)
     expected = sampled(usual_rows(240), logits, is_launched=False, is_masked=is_masked)
-    before = CountingLanding.num_landed
+    before = CountingCopy.num_landed
     found = sampled(usual_rows(240), logits, is_launched=True, is_masked=is_masked)
-    assert CountingLanding.num_landed == before + 1, "one copy for all rows"
+    assert CountingCopy.num_landed == before + 1, "one copy for all rows"
     assert_same(found, expected)
     assert len({each.token_id for each in found}) > 30
     assert {each.is_finite for each in found} == {False, True}
@@ -161,7 +161,7 @@ def test_a_text_has_the_same_tokens_in_company_and_alone() -> None:
         assert_same(sampled([each], logits[place : place + 1], is_launched=True), [together[place]])
 
 
-class Nowhere(Landing):
+class Nowhere(HostCopy):
     """Where a device's numbers go that nobody looks at."""
 
     def __init__(self, tensor: Tensor) -> None:

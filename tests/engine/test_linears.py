@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from serve_app.engine.decoder.config_check import held_bytes
-from serve_app.engine.decoder.layout import join_linears, pack_linears
+from serve_app.engine.decoder.layout import lay_out
 from serve_app.engine.decoder.linears import (
+    MIN_SIZE,
     JointLinear,
     LinearPart,
     PackedEmbedding,
@@ -21,7 +22,7 @@ from serve_app.engine.decoder.linears import (
     PlainLinear,
     can_join,
     join,
-    packs,
+    pays,
 )
 from tests.engine.laid_out import packed_bytes
 
@@ -68,9 +69,9 @@ def test_a_packed_weight_is_read_back_bit_for_bit(random: Callable[..., Tensor])
 
 
 def test_what_onednn_does_not_lay_out_stays_plain() -> None:
-    assert packs(torch.zeros(4, 4))
-    assert not packs(torch.zeros(4, 4, dtype=torch.float64))
-    assert not packs(torch.zeros(4, 4, device="meta"))
+    assert pays(torch.zeros(MIN_SIZE, 1))
+    assert not pays(torch.zeros(MIN_SIZE, 1, dtype=torch.float64))
+    assert not pays(torch.zeros(MIN_SIZE, 1, device="meta"))
 
 
 @pytest.mark.parametrize("size", [48, 8192])
@@ -123,8 +124,7 @@ def test_a_model_that_was_laid_out_gives_its_own_logits_and_holds_no_weight_twic
     ids = torch.arange(40)[None] * 3 + 900
     expected, held = model(ids).logits, held_bytes(model)
     plain = [weakref.ref(each.weight) for each in model.modules() if type(each) is nn.Linear]
-    join_linears(model.get_decoder())
-    pack_linears(model)
+    lay_out(model, joins=True)
     torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
     assert held_bytes(model) + packed_bytes(model) == held
     gc.collect()
@@ -173,7 +173,7 @@ def test_a_head_stays_plain_where_a_tied_embedding_could_not_be_read_from_it() -
     strange = Strange(SMALL["vocab_size"], SMALL["hidden_size"])
     strange.weight = model.lm_head.weight
     model.set_input_embeddings(strange)
-    pack_linears(model)
+    lay_out(model, joins=False)
     assert type(model.lm_head) is nn.Linear
     assert model.get_input_embeddings() is strange
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from serve_app.engine.decoder.layout import BackgroundDowncast
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.decoder.narrowing import Narrowing
-from serve_app.engine.kv.making import make_store
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import KeyValueShape, LayerShape
+from serve_app.engine.kv.store import make_store
 from tests.engine.harness import config
 
 SHAPES = {
@@ -33,7 +33,7 @@ def test_pages_take_the_budget_and_no_more_than_the_page_of_zeros_beside_it(
     model = LoadedModel(
         module=module,  # at which a store of pages does not look
         shape=shape, dtype=dtype, device=torch.device("meta"), max_model_len=4096, kv_cache_bytes=kv_cache_bytes,
-        vocab_size=100, eos_token_ids=frozenset(), narrowing=Narrowing(module),
+        vocab_size=100, eos_token_ids=frozenset(), downcast=BackgroundDowncast(module),
     )  # fmt: skip
     settings = config("nowhere", kv_storage="pages")
     store = make_store(settings, model)

@@ -106,19 +106,19 @@ class Holders:
             if source is None
         }
         kept = unfetched | (ledger._name_of.keys() - ledger._num_holders.keys())
-        closings = self.store._closings._closings
-        not_moved = {block for each in closings for block in each.blocks}
+        releases = self.store._releases._releases
+        not_moved = {block for each in releases for block in each.blocks}
         assert not_moved <= kept
         void = sorted(set(range(ledger.num_blocks)) - kept | not_moved)
-        for alike in self.storage._alike.values():
-            assert not alike.pool[void].any()
-            assert not alike.lanes[:, self.store._free_places].any()
-            for each in closings:
+        for group in self.storage._layer_groups.values():
+            assert not group.pool[void].any()
+            assert not group.lanes[:, self.store._free_places].any()
+            for each in releases:
                 there = [index * BLOCK_SIZE + at for index in each.indices for at in range(BLOCK_SIZE)]
-                is_void = torch.ones(alike.lanes.shape[2], dtype=torch.bool).index_fill_(
+                is_void = torch.ones(group.lanes.shape[2], dtype=torch.bool).index_fill_(
                     0, torch.tensor(there, dtype=torch.int64), False
                 )
-                assert not alike.lanes[:, each.holding.place, is_void].any()
+                assert not group.lanes[:, each.holding.place, is_void].any()
 
 
 def carry_on(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve_app.engine.decoder.precision import choose_dtype, cpu_is_fast
+from serve_app.engine.decoder.config_check import choose_dtype
+from serve_app.engine.decoder.linears import cpu_is_fast
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

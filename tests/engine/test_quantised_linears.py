@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.quantized.linear import (
+from serve_app.engine.decoder.quantized_linear import (
     BULK_ROWS,
     SEVEN_BITS,
     Bits,
@@ -20,9 +19,8 @@ from serve_app.engine.quantized.linear import (
     int8_kernel,
     join_linears,
     round_to,
-    round_to_int4,
-    round_to_int8,
 )
+from serve_app.engine.decoder.text_part import ModelNotSupported
 
 SIZES = [(64, 96), (40, 32), (200, 512)]
 NUM_ROWS = [1, 2, 5, 33, BULK_ROWS - 1, BULK_ROWS, 150]
@@ -127,14 +125,14 @@ def test_int8_is_exact_where_sums_are_the_largest_that_can_be() -> None:
 
 def test_int8_rounds_to_the_nearest_of_each_output() -> None:
     weight = drawn(9000, 24) * torch.logspace(-4, 4, 9000)[:, None]
-    rounded = round_to_int8(weight)
+    rounded = round_to("int8", weight)
     assert bool(((rounded.weight - weight).abs() <= rounded.scales[:, None] * 0.5001).all())
     assert bool((rounded.numbers.abs().amax(1) == 127).all())
 
 
 def test_int4_rounds_to_the_nearest_of_each_group() -> None:
     weight = drawn(9000, 64) + 0.3
-    rounded = round_to_int4(weight)
+    rounded = round_to("int4", weight)
     scales = rounded.scales.float().repeat_interleave(32, dim=1)
     inside = (rounded.numbers > 0) & (rounded.numbers < 15)
     difference = (rounded.weight - weight).abs()

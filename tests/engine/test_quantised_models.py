@@ -18,11 +18,18 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
-from serve_app.engine.decoder.config_check import held_bytes, judge, weight_bytes
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.config_check import check_config, held_bytes, weight_bytes
 from serve_app.engine.decoder.loading import load_model, read_module
-from serve_app.engine.quantized.checkpoint import receiving, settle_weights
-from serve_app.engine.quantized.linear import SEVEN_BITS, Bits, Int4Groups, Int8Rows, QuantisedLinear, int8_kernel
+from serve_app.engine.decoder.quantized_linear import (
+    SEVEN_BITS,
+    Bits,
+    Int4Groups,
+    Int8Rows,
+    QuantisedLinear,
+    int8_kernel,
+)
+from serve_app.engine.decoder.stored import receiving, settle_weights
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.making import save_model
@@ -58,7 +65,7 @@ class HalfLinear(nn.Linear):
 
 def read(folder: Path, bits: Bits) -> Any:
     """The model before the loop lays it out."""
-    return read_module(config(folder, weights=bits), judge(folder), torch.float32).requires_grad_(False)
+    return read_module(config(folder, weights=bits), check_config(folder), torch.float32).requires_grad_(False)
 
 
 def reference(folder: Path, bits: Bits) -> Any:
@@ -153,7 +160,7 @@ def test_all_linears_are_in_few_bits_and_counted_so(
     stored = sum(each.stored.numbers.numel() for each in few if each is not head)
     stored = stored + stored // 8 if bits == "int8" else stored * 5 // 8
     expected = held_bytes(module) + (stored if bits == "int4" else sum(e.stored.numbers.numel() for e in few[:-1]))
-    assert weight_bytes(judge(tmp_path), torch.float32, bits) == expected + head.stored.numbers.numel()
+    assert weight_bytes(check_config(tmp_path), torch.float32, bits) == expected + head.stored.numbers.numel()
 
 
 def test_never_more_than_one_weight_is_there_in_full() -> None:

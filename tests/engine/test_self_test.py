@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedModel, Qwen2Config
 
-from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.self_test import check, distance, hear
+from serve_app.engine.decoder.self_test import check, distance, run_reference
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.storage import KeyValueShape, LayerShape
 from tests.families.families import GEMMA_3N
 from tests.families.making import fill, make_config
@@ -34,9 +34,9 @@ def make(config: object) -> PreTrainedModel:
 
 
 def probe(model: PreTrainedModel) -> KeyValueShape:
-    witness = hear(model)
-    check(model, witness)
-    return witness.shape
+    reference = run_reference(model)
+    check(model, reference)
+    return reference.shape
 
 
 def test_a_sound_model_tells_its_shape_and_keeps_its_own_attention(tmp_path: Path) -> None:
@@ -89,12 +89,12 @@ def test_wrong_attention_is_refused_of_models_with_experts_too(family: str, dtyp
 @pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
 def test_wrong_attention_is_refused_where_inputs_are_rounded(family: str) -> None:
     model = mixture(family, 0, torch.float32)
-    witness = replace(hear(model), rounds=True)
-    check(model, witness)
+    reference = replace(run_reference(model), rounds=True)
+    check(model, reference)
     for layer in model.model.layers:
         layer.self_attn.o_proj.register_forward_hook(_wrong_unless_eager(model, 1.25))
     with pytest.raises(ModelNotSupported, match="off by"):
-        check(model, witness)
+        check(model, reference)
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_wrong_attention_is_refused_where_inputs_are_rounded(family: str) -> Non
 def test_logits_may_differ_by_what_numbers_and_rounding_make_of_them(
     rounds: bool, dtype: torch.dtype, part: float
 ) -> None:
-    witness = replace(hear(mixture("mixtral", 0, torch.float32)), rounds=rounds)
-    largest = max(1.0, float(witness.logits.abs().max()))
+    reference = replace(run_reference(mixture("mixtral", 0, torch.float32)), rounds=rounds)
+    largest = max(1.0, float(reference.logits.abs().max()))
     for factor, is_allowed in ((0.95, True), (1.05, False)):
-        difference, limit = distance(witness, witness.logits + factor * part * largest, dtype)
+        difference, limit = distance(reference, reference.logits + factor * part * largest, dtype)
         assert (difference <= limit) is is_allowed
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serve_app.engine.decoder.attention import attend
-from serve_app.engine.kv.storage import CALL_POSITIONS, Reading, runs
+from serve_app.engine.kv.storage import CALL_POSITIONS, Reading, attend, runs
 
 
 def singles(lengths: list[int], places: list[int] | None = None) -> list[Reading]:

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedModel
 
-from serve_app.engine.decoder.config_check import held_bytes, judge
-from serve_app.engine.decoder.layout import join_linears, pack_head, pack_linears
+from serve_app.engine.decoder.config_check import check_config, held_bytes
+from serve_app.engine.decoder.layout import lay_out
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
 from serve_app.engine.decoder.loading import load_model, read_module
-from serve_app.engine.decoder.self_test import hear
-from serve_app.engine.decoder.stored import StoredEmbedding, StoredLinear, Widening, stored_dtype, widen_rest
-from serve_app.engine.quantized.checkpoint import open_slices
+from serve_app.engine.decoder.quantized_formats import open_slices
+from serve_app.engine.decoder.self_test import run_reference
+from serve_app.engine.decoder.stored import StoredEmbedding, StoredLinear, Widening, stored_dtype
 from tests.engine.harness import config
 from tests.engine.laid_out import packed_bytes
 
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 
 def read(folder: Path) -> PreTrainedModel:
     settings = config(folder, device="cpu")
-    return read_module(settings, judge(folder), torch.float32).eval().requires_grad_(False)
+    return read_module(settings, check_config(folder), torch.float32).eval().requires_grad_(False)
 
 
 def plain(folder: Path) -> PreTrainedModel:
@@ -106,11 +106,7 @@ def test_all_linears_are_widened_in_the_same_memory(folder: Callable[..., Path])
 def test_small_linears_become_plain_ones_and_what_is_tied_stays_so(folder: Callable[..., Path]) -> None:
     path = folder(hidden_size=96, intermediate_size=64, tie_word_embeddings=True)
     model, own = read(path), plain(path)
-    widening = Widening.of(model)
-    pack_head(model, widening)
-    join_linears(model.model, widening)
-    pack_linears(model, widening)
-    widen_rest(model)
+    lay_out(model, joins=True)
     assert Widening.of(model) is None
     assert model.lm_head.weight is model.get_input_embeddings().weight
     assert {each.dtype for each in model.parameters()} == {torch.float32}
@@ -152,13 +148,13 @@ def test_a_model_is_heard_reading_its_stored_weights_once(
         return forward(linear, x)
 
     monkeypatch.setattr(StoredLinear, "forward", counted)
-    witness = hear(model)
+    reference = run_reference(model)
     linears = [each for each in model.modules() if isinstance(each, StoredLinear)]
     assert len(read_by) == len(linears) == len(set(map(id, read_by)))
-    beside = hear(plain(path))
-    assert witness.shape == beside.shape
-    assert str(witness.scorings) == str(beside.scorings)
-    torch.testing.assert_close(witness.logits, beside.logits)
+    beside = run_reference(plain(path))
+    assert reference.shape == beside.shape
+    assert str(reference.scorings) == str(beside.scorings)
+    torch.testing.assert_close(reference.logits, beside.logits)
     assert float(model(IDS).logits.abs().max()) > 0.0
 
 

@@ -33,8 +33,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.text_part import text_config
+from serve_app.engine.decoder.text_part import ModelNotSupported, text_config
 from serve_app.engine.engine import Engine
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families.families import SECTIONED

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from serve_app.engine.decoder.config_check import held_bytes, judge, shapes_of
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.config_check import check_config, held_bytes, shapes_of
 from serve_app.engine.decoder.loading import read_module
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.tensor_parallel.division import Division, divide
 from tests.engine.harness import config
 from tests.families.families import Family
@@ -27,13 +27,13 @@ NORMS_ROWS = {"olmo2", "olmo3"}
 def test_every_family_of_the_loop_is_divided_or_refused_by_name(
     model: Family, model_folder: Callable[[Family], Path]
 ) -> None:
-    judged = judge(model_folder(model))
+    checked = check_config(model_folder(model))
     if model.name in NORMS_ROWS:
         with pytest.raises(ModelNotSupported, match=r"q_norm.weight .* all heads share it"):
-            divide(judged, 2)
+            divide(checked, 2)
         return
-    division = divide(judged, 2)
-    part, whole = (held_bytes(shapes_of(each)) for each in (division.narrowed(judged), judged))
+    division = divide(checked, 2)
+    part, whole = (held_bytes(shapes_of(each)) for each in (division.narrowed(checked), checked))
     assert part < whole
 
 
@@ -48,10 +48,10 @@ def test_the_parts_that_shards_read_are_the_whole(name: str, stored: torch.dtype
     save_model(name, biases, tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({key: each.to(stored) for key, each in load_file(file).items()}, file, metadata={"format": "pt"})
-    judged = judge(tmp_path)
-    divisions = [divide(judged, count, number=number) for number in range(count)]
+    checked = check_config(tmp_path)
+    divisions = [divide(checked, count, number=number) for number in range(count)]
     shards = [
-        read_module(config(tmp_path), each.narrowed(judged), torch.float32, each).state_dict() for each in divisions
+        read_module(config(tmp_path), each.narrowed(checked), torch.float32, each).state_dict() for each in divisions
     ]
     for key, weight in whole_model(tmp_path).state_dict().items():
         parts = [shard[key] for shard in shards]

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import MARKER, Image, Prompt
 from serve_app.core.request import GenerationRequest, StopParams
-from serve_app.engine.decoder.config_check import held_bytes, judge, weight_bytes
+from serve_app.engine.decoder.config_check import check_config, held_bytes, weight_bytes
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.driver import ReplicaEngine
 from serve_app.engine.engine import Engine
@@ -89,7 +89,9 @@ def test_nothing_that_sees_is_left_in_the_model_and_all_of_its_weights_were_fore
     folder = sighted_folder(kind)
     model = make_engine(config(folder)).model
     assert model.tower is not None
-    assert weight_bytes(judge(folder), torch.float32) == held_bytes(model.module) + held_bytes(model.tower.module)
+    assert weight_bytes(check_config(folder), torch.float32) == held_bytes(model.module) + held_bytes(
+        model.tower.module
+    )
     blind = make_engine(config(folder, images=False)).model
     assert held_bytes(blind.module) <= held_bytes(model.module) + held_bytes(model.tower.module)
     assert (blind.tower, blind.why_no_images) == (None, "its operator has switched images off")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from serve_app.engine.decoder.config_check import judge
+from serve_app.engine.decoder.config_check import check_config
 from serve_app.engine.decoder.loading import read_module
-from serve_app.engine.quantized.keeping import keep_awq, keep_bnb_int8, keep_gptq, keep_packed, keep_scaled
-from serve_app.engine.quantized.linear import Int4Groups, Int8Rows, QuantisedLinear, Rounded
+from serve_app.engine.decoder.quantized_formats import keep_awq, keep_bnb_int8, keep_gptq, keep_packed, keep_scaled
+from serve_app.engine.decoder.quantized_linear import Int4Groups, Int8Rows, QuantisedLinear, Rounded
 from tests.engine.harness import config
 from tests.families import storing
 from tests.families.families import family
@@ -77,7 +77,7 @@ def test_a_checkpoint_in_eight_bits_is_not_rounded_once_more(tmp_path: Path) -> 
     stored = storing.int8_rows_around_zero
     folder = store(tmp_path / "full", tmp_path / "stored", compressed("int-quantized"), stored, "proj.weight")
     tensors = load_file(folder / "model.safetensors")
-    module = read_module(config(folder, weights="int8"), judge(folder), torch.float32)
+    module = read_module(config(folder, weights="int8"), check_config(folder), torch.float32)
     kept = {name: each for name, each in module.named_modules() if isinstance(each, QuantisedLinear)}
     assert len(kept) == 2 * 7 + 1
     for name, linear in kept.items():

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.core.request import RecordParams
-from serve_app.engine.decoder.config_check import judge
+from serve_app.engine.decoder.config_check import check_config
 from serve_app.engine.decoder.loading import read_module
 from serve_app.engine.decoder.loop import DecoderLoop, build_loop
-from serve_app.engine.decoder.self_test import compute_in_steps, hear, settle, storage_for
+from serve_app.engine.decoder.self_test import compute_in_steps, run_reference, settle, storage_for
 from serve_app.engine.decoder.stored import StoredLinear
 from serve_app.engine.decoder.text_part import FAMILIES, text_config
 from tests.engine.harness import complete, config, make_engine, request
@@ -67,8 +67,10 @@ def test_the_loop_computes_it_and_gives_the_logits_of_its_modules(
 
 def compute_long(loop: DecoderLoop, ids: Tensor, own: PreTrainedModel) -> Tensor:
     """Logits of all ids by the loop, in chunks, which are longer than any window, and shorter."""
-    witness = replace(hear(own), token_ids=ids)
-    return compute_in_steps(witness, storage_for(own, witness), lambda step, _: loop(step), chunks=(29, 17, 12, 1, 1))
+    reference = replace(run_reference(own), token_ids=ids)
+    return compute_in_steps(
+        reference, storage_for(own, reference), lambda step, _: loop(step), chunks=(29, 17, 12, 1, 1)
+    )
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -103,12 +105,12 @@ def test_weights_that_stay_in_16_bits_compute_what_they_do_in_full(
 ) -> None:
     whole = whole_model(model_folder(family)).bfloat16()
     whole.save_pretrained(tmp_path)
-    stored = read_module(config(tmp_path, device="cpu"), judge(tmp_path), torch.float32).eval()
+    stored = read_module(config(tmp_path, device="cpu"), check_config(tmp_path), torch.float32).eval()
     assert any(isinstance(each, StoredLinear) for each in stored.modules())
     ids = torch.arange(MANY_TOKENS)[None] * 7 % 250
     own = whole_model(tmp_path)(input_ids=ids).logits
     torch.testing.assert_close(stored(input_ids=ids).logits, own, rtol=1e-4, atol=1e-4)
-    assert settle(stored, hear(stored)) is not None
+    assert settle(stored, run_reference(stored)) is not None
 
 
 @pytest.mark.law("One model")
@@ -117,7 +119,7 @@ def test_a_model_whose_logits_are_not_the_loops_keeps_its_modules_and_says_so(
 ) -> None:
     llama.model.layers[1].self_attn.register_forward_hook(lambda *call: (call[2][0] * 1.5, call[2][1]))
     with caplog.at_level(logging.WARNING):
-        assert settle(llama, hear(llama)) is None
+        assert settle(llama, run_reference(llama)) is None
     assert "not by the loop: its logits are off by" in caplog.text
 
 
@@ -126,13 +128,13 @@ def test_a_model_with_parameters_that_the_loop_does_not_know_keeps_its_modules(
 ) -> None:
     llama.model.layers[0].mlp.extra = nn.Linear(32, 32)
     with caplog.at_level(logging.WARNING):
-        assert settle(llama, hear(llama)) is None
+        assert settle(llama, run_reference(llama)) is None
     assert "not by the loop: LlamaMLP has ['extra']" in caplog.text
 
 
 def test_a_model_that_is_the_loops_gives_no_warning(llama: PreTrainedModel, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        assert settle(llama, hear(llama)) is not None
+        assert settle(llama, run_reference(llama)) is not None
     assert caplog.text == ""
 
 

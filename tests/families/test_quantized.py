@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AwqConfig, BitsAndBytesConfig, FineGrainedFP8Config, GPTQConfig, Mxfp4Config
 
-from serve_app.engine.decoder.config_check import judge, weight_bytes
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.config_check import check_config, weight_bytes
 from serve_app.engine.decoder.loading import load_model, rehearse
-from serve_app.engine.quantized.decoding import decode_scaled
-from serve_app.engine.quantized.formats import formats_of
+from serve_app.engine.decoder.quantized_formats import decode_scaled, formats_of
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from tests.engine.harness import complete, config, make_engine, request
 from tests.families import storing
 from tests.families.families import Family, family
@@ -61,7 +60,7 @@ def test_a_quantised_checkpoint_gives_the_tokens_of_the_numbers_that_it_stores(
     of, settings, pack, ending = FORMATS[name]
     folder = store(model_folder(of), tmp_path / "stored", settings, pack, ending)
     own = whole_model(folder / "plain")
-    assert rehearse(config(folder)).judged.formats
+    assert rehearse(config(folder)).checked.formats
     engine = make_engine(config(folder))
     for key, expected in own.named_parameters():
         owner, _, leaf = key.rpartition(".")  # a linear that is joined with others still knows its own weight
@@ -188,5 +187,5 @@ def test_quantised_weights_are_counted_as_the_numbers_that_they_become(
     settings = {"quant_method": "gptq", "bits": 4}
     folder = store(model_folder(LLAMA), tmp_path / "stored", settings, storing.gptq, "proj.weight")
     plain = sum(each.numel() for each in load_file(folder / "plain" / "model.safetensors").values()) * 4
-    found = weight_bytes(judge(folder), torch.float32)
+    found = weight_bytes(check_config(folder), torch.float32)
     assert plain <= found < 1.01 * plain  # beside what is stored there are the frequencies of positions

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import load_model, rehearse
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from tests.engine.harness import config
 from tests.families.families import OFF, REFUSED, Family, Refusal
 from tests.families.making import save_config

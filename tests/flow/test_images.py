@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
-from serve_app.engine.decoder.config_check import judge
+from serve_app.engine.decoder.config_check import check_config
 from serve_app.engine.vision.encoder import ImageCache, VisionEncoder
 from serve_app.engine.vision.support import VisionSupport
 from serve_app.http.settings import HttpSettings
@@ -152,7 +152,7 @@ async def test_what_the_model_cannot_read_is_a_400(stack: Stack, members: dict[s
 
 
 async def test_texts_go_on_while_an_image_is_seen(stack: Stack, folder: Path) -> None:
-    service, vision = stack.services[0], judge(folder).vision
+    service, vision = stack.services[0], check_config(folder).vision
     assert isinstance(vision, VisionSupport)
     tower = GatedTower(core_of(service).model, vision)
     engine_of(service).images = VisionEncoder(

@@ -17,7 +17,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt, TokenizeRequest
 from serve_app.core.request import ContextParams, GenerationRequest, StopParams
 from serve_app.deployments.loading import load_replica
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.replica.service import ModelService
 from serve_app.replica.tokenizer_pools import POOLS, TokenizerPools
 from tests.engine.conftest import DEMO
@@ -96,7 +96,7 @@ async def test_what_makes_steps_faster_begins_when_the_service_is_warmed(
     service: ModelService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[bool] = []
-    monkeypatch.setattr(core_of(service).model.narrowing, "start", lambda: begun.append(True))
+    monkeypatch.setattr(core_of(service).model.downcast, "start", lambda: begun.append(True))
     await service.warm()
     assert begun == [True]
 

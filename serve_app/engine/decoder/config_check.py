@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,13 +17,12 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.precision import choose_dtype
-from serve_app.engine.decoder.text_part import class_named, text_class, text_config, whole_class
+from serve_app.engine.decoder.linears import cpu_is_fast
+from serve_app.engine.decoder.quantized_formats import Format, formats_of
+from serve_app.engine.decoder.quantized_linear import Bits
+from serve_app.engine.decoder.stored import await_weights
+from serve_app.engine.decoder.text_part import ModelNotSupported, class_named, text_class, text_config, whole_class
 from serve_app.engine.decoder.transformers_private import from_config
-from serve_app.engine.quantized.checkpoint import await_weights
-from serve_app.engine.quantized.formats import Format, formats_of
-from serve_app.engine.quantized.linear import Bits
 from serve_app.engine.vision.support import VisionSupport, find_vision_support
 
 CONFIG = "config.json"
@@ -38,8 +37,8 @@ SUPPORTED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention", "chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A model that may be loaded, with what its configuration says.
+class CheckedConfig:
+    """What a configuration says of a model that may be loaded.
 
     config:  the whole, without what it says of quantisation;  text: its part for text, or the same
     kind:    the class that completes text with it
@@ -66,7 +65,7 @@ class Judged:
         return own
 
 
-def judge(path: str | Path, *, with_images: bool = True) -> Judged:
+def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig:
     """Read a folder's config.json. The probe has the last word, when the weights are there.
 
     with_images: whether a model that can see is to
@@ -87,7 +86,7 @@ def judge(path: str | Path, *, with_images: bool = True) -> Judged:
     vision = find_vision_support(config, path, is_wanted=with_images)
     kind = whole_class(config) if isinstance(vision, VisionSupport) else text_class(config)
     notes = (*_read_by_architecture(found, config), *_left_out(left_out), *_unread(found, config, kind))
-    return Judged(
+    return CheckedConfig(
         config=config,
         text=text,
         kind=kind,
@@ -217,7 +216,7 @@ def token_ids(*said: Any) -> frozenset[int]:
 
 
 def _take_formats(config: PreTrainedConfig) -> tuple[Format, ...] | None:
-    """How weights are stored. Takes the announcement out of the configuration: what is loaded is plain."""
+    """Return how weights are stored, and remove that from the configuration: what is loaded is plain."""
     found: Any = None
     for part in (config, text_config(config)):
         for name in ("quantization_config", "compression_config"):
@@ -229,7 +228,30 @@ def _take_formats(config: PreTrainedConfig) -> tuple[Format, ...] | None:
     return formats_of(found if isinstance(found, dict) else found.to_dict(), config.model_type)
 
 
-def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -> int:
+def choose_dtype(
+    asked: str,
+    own: torch.dtype | None,
+    device: torch.device,
+    *,
+    is_fast: Callable[[torch.dtype], bool] | None = None,
+) -> torch.dtype:
+    """Return the dtype to compute in: as asked; for "auto" the checkpoint's, but float32 on a CPU that emulates it.
+
+    is_fast: whether the CPU multiplies matrices of this type; None asks the one we run on
+
+    Without AVX-512, AMX or their like a product in bfloat16 takes several times as long as in float32.
+    """
+    if asked != "auto":
+        named: torch.dtype = getattr(torch, asked)
+        return named
+    if own is None:
+        return torch.float32
+    if device.type != "cpu" or own.itemsize >= torch.float32.itemsize or (is_fast or cpu_is_fast)(own):
+        return own
+    return torch.float32
+
+
+def weight_bytes(checked: CheckedConfig, dtype: torch.dtype, bits: Bits | None = None) -> int:
     """Return the bytes of the weights in these numbers, however they are stored.
 
     Quantised weights count as dequantised. Tied weights count once, and dropped encoders not at all.
@@ -238,7 +260,7 @@ def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -
 
     Raises ModelNotSupported where the model wants a package that is not there, or has a shape that no kernel takes.
     """
-    model = shapes_of(judged, dtype)
+    model = shapes_of(checked, dtype)
     if bits is None:
         return held_bytes(model)
     waiting = await_weights(model, bits)
@@ -248,27 +270,27 @@ def weight_bytes(judged: Judged, dtype: torch.dtype, bits: Bits | None = None) -
     return held_bytes(model) - shown + sum(each.num_bytes for each in waiting)
 
 
-def weight_bytes_on_cpu(judged: Judged, dtype: str, bits: Bits | None = None) -> int:
-    """The same on the CPU that we run on, in the numbers that loading would choose. Raises ModelNotSupported."""
-    return weight_bytes(judged, choose_dtype(dtype, judged.dtype, torch.device("cpu")), bits)
+def weight_bytes_on_cpu(checked: CheckedConfig, dtype: str, bits: Bits | None = None) -> int:
+    """Return the same for this CPU, in the dtype that loading would choose. Raises ModelNotSupported."""
+    return weight_bytes(checked, choose_dtype(dtype, checked.dtype, torch.device("cpu")), bits)
 
 
-def shapes_of(judged: Judged, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model without its numbers. Raises ModelNotSupported where it wants a package that is not there."""
+def shapes_of(checked: CheckedConfig, dtype: torch.dtype | None = None) -> nn.Module:
+    """Return the model without its numbers. Raises ModelNotSupported if it wants a package that is missing."""
     try:
         with torch.device("meta"):
-            return from_config(judged.kind, judged.config, dtype=dtype)
+            return from_config(checked.kind, checked.config, dtype=dtype)
     except ImportError as error:
-        raise ModelNotSupported(f"{judged.config.model_type}: {_package_of(error)}") from error
+        raise ModelNotSupported(f"{checked.config.model_type}: {_package_of(error)}") from error
 
 
 def held_bytes(module: nn.Module) -> int:
-    """What the parameters and buffers of a module take."""
+    """Return the bytes of a module's parameters and buffers."""
     return sum(tensor.numel() * tensor.itemsize for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _package_of(error: ImportError) -> str:
-    """Which package a model wants, in words shorter than transformers' own."""
+    """Return which package a model wants, in words shorter than transformers' own."""
     if "timm" in str(error):
         return "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
     return f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.host_copies import send_into, sent
+from serve_app.engine.decoder.memory import send_into, sent
 from serve_app.engine.decoder.step import Layout, Step
-from serve_app.engine.kv.page_plans import Tiles
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Reading
 from serve_app.engine.lora.plan import ShelfRows, ShelfTiles
 from serve_app.engine.lora.pool import AdapterBank, Standing
+from serve_app.kernels.forms import Tiles
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class BlockTables:
 
 NOWHERE = -1
 """The place of a row that nobody has: nothing of it is written, and nothing attended to."""
+NOBODY = Layout(token_ids=[], positions=[], places=[], logit_rows=[], mixes=(), readings=())
 
 
 class DecodeRows:
@@ -96,41 +97,27 @@ class DecodeRows:
         self._wide = torch.empty(3 * size, dtype=torch.int64, device=device)
         self._narrow = torch.empty(size * (4 + 5 * len(ranks)), dtype=torch.int32, device=device)
         self.token_ids, self.positions, self.places = self._wide.view(3, size)
-        self.clear()
+        self.fill()
 
     def tiles(self, tables: Tensor) -> Tiles:
-        """A tile of one query for each row; tables: by place"""
+        """Return a tile of one query for each row; tables: by place"""
         singles, chunks = self._narrow[: 4 * self.size].view(4, self.size), self._narrow[:0].view(4, 0)
         return Tiles(places=self.places, tables=tables, singles=singles, chunks=chunks)
 
     def shelf_tiles(self) -> tuple[ShelfTiles, ...]:
-        """Of each rank, as many tiles as there are rows."""
+        """Return the tiles of each rank, as many as there are rows."""
         found = []
         for number, rank in enumerate(self._ranks):
             own = self._narrow[self.size * (4 + 5 * number) : self.size * (9 + 5 * number)].view(5, self.size)
             found.append(ShelfTiles(rank=rank, rows=own[0], factors=own[1].view(torch.float32), tiles=own[2:]))
         return tuple(found)
 
-    def clear(self) -> None:
-        """Leave all rows to nobody."""
-        self._send([], [], [], singles=[], shelves=())
-
-    def fill(self, layout: Layout, shelves: Sequence[ShelfRows]) -> None:
-        """Take a step's numbers, in two copies; shelves: of some of the ranks, each once"""
+    def fill(self, layout: Layout = NOBODY, shelves: Sequence[ShelfRows] = ()) -> None:
+        """Take a step's numbers, in two copies; the other rows are nobody's. shelves: of some ranks, each once"""
+        size, free = self.size, range(len(layout.token_ids), self.size)
+        rest = [0] * len(free)
+        wide = [*layout.token_ids, *rest, *layout.positions, *rest, *layout.places, *(NOWHERE for _ in free)]
         singles = [(each.place, each.first_token, each.start, 1) for each in layout.readings]
-        self._send(layout.token_ids, layout.positions, layout.places, singles=singles, shelves=shelves)
-
-    def _send(
-        self,
-        token_ids: list[int],
-        positions: list[int],
-        places: list[int],
-        *,
-        singles: list[tuple[int, int, int, int]],
-        shelves: Sequence[ShelfRows],
-    ) -> None:
-        size, free = self.size, range(len(token_ids), self.size)
-        wide = [*token_ids, *(0 for _ in free), *positions, *(0 for _ in free), *places, *(NOWHERE for _ in free)]
         tiles = [*singles, *((0, row, 0, 0) for row in free)]
         narrow = torch.zeros(4 + 5 * len(self._ranks), size, dtype=torch.int32)
         narrow[:4] = torch.tensor(tiles, dtype=torch.int32).T
@@ -229,7 +216,7 @@ class DecodeGraphs:
         return graph.replay()[:num_rows]
 
     def _shelves(self, layout: Layout) -> tuple[ShelfRows, ...] | None:
-        """The adapted rows of a step that a graph may compute; None where none may."""
+        """Return the adapted rows of a step that a graph may compute; None if none may."""
         num_rows = len(layout.token_ids)
         if num_rows > self._sizes[-1] or len(layout.readings) != num_rows:
             return None
@@ -242,7 +229,7 @@ class DecodeGraphs:
         return self._bank.rows_of(layout.mixes)
 
     def _graph(self, size: int, ranks: tuple[int, ...]) -> DecodeGraph | None:
-        """Of so many rows with adapters of these shelves; recorded anew where it would read what has moved."""
+        """Return the graph of so many rows and ranks. It is captured anew if tensors that it reads have moved."""
         known = self._graphs.get((size, ranks))
         if known is not None and known.tables is self._tables.tensor and known.standing.is_so:
             return known

@@ -13,35 +13,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.decoder.precision import cpu_is_fast
+from serve_app.engine.decoder.quantized_linear import QuantisedLinear, join_linears
 from serve_app.engine.decoder.stored import StoredLinear, Widening
-from serve_app.engine.quantized.linear import QuantisedLinear, join_linears
 from serve_app.kernels.interface import laid_out, may_read
 from serve_app.kernels.openmp import alone
-from serve_app.kernels.torch_private import lay_out, memory_of, multiply
+from serve_app.kernels.torch_private import lay_out, memory_of, multiply, onednn_has
 
 NUM_ROWS = 8
-"""For how many rows oneDNN is asked to lay weights out. What it makes for one row takes 0.87 of the time at one row,
-but 1.4 times at 8 and 1.2 at 32; for 8 and more it makes the same (AVX2, 9728 × 896 and 896 × 4864 in float32)."""
+"""For how many rows oneDNN is asked to lay weights out. For one row it makes another form, slower from 8 on."""
 
 MIN_SIZE = 1 << 19
-"""Entries of a weight that is laid out. A call of oneDNN's costs 25 µs before it begins: for 192 × 192 plain kernels
-take a sixth of its time at one row, for 512 × 512 half of it, for 1024 × 512 the same, and 1.2 times that at 8 rows."""
+"""Entries of a weight that is laid out. A call of oneDNN's costs 25 µs before it begins; plain kernels do not."""
 
 MIN_OWN_SIZE = 1 << 13
-"""The same where the kernel of our own reads what is laid out. It takes 0.35 to 0.7 of the plain kernels' time for 1 to
-32 rows of 128 × 64 to 1408 × 256 in bfloat16, and 0.75 to 0.95 for 128 rows."""
+"""The same if our own kernel reads what is laid out."""
 
 
 class OneDnnWeight:
     """A linear's weight as oneDNN's kernels read it.
 
-    torch's plain kernels lay a weight out anew in every call. In float32 on AVX2 with two threads they take 1.9 times
-    as long at one row, 3.2 times at 8, 1.8 times at 32 and as long at 256.
+    torch's plain kernels lay a weight out anew in every call.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        """weight: [outputs, inputs], which `packs`;  bias: [outputs]"""
+        """weight: [outputs, inputs];  bias: [outputs]"""
         self.packed = lay_out(weight, NUM_ROWS)
         self.num_bytes = weight.nbytes
         self._bias = bias
@@ -50,7 +45,7 @@ class OneDnnWeight:
             self._lay_out_for_ours(weight)
 
     def _lay_out_for_ours(self, weight: Tensor) -> None:
-        """For many threads oneDNN lays weights out in smaller blocks, from 16 on some of Qwen2.5-0.5B's."""
+        """Lay a weight out for one thread: for many, oneDNN takes smaller blocks (from 16 on for Qwen2.5-0.5B)."""
         with alone():
             packed = lay_out(weight, NUM_ROWS)
         self.ours = laid_out(packed, self._bias)
@@ -79,7 +74,7 @@ class PackedLinear(nn.Module):
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: [outputs, inputs], which `packs`;  bias: [outputs]"""
+        """weight: [outputs, inputs];  bias: [outputs]"""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
@@ -92,7 +87,7 @@ class PackedLinear(nn.Module):
 
     @property
     def frame(self) -> Tensor:
-        """As large as the weight, of its type and where it is; without its numbers, and without memory."""
+        """Return a tensor of the weight's shape, dtype and device that takes no memory."""
         return torch.empty(1, dtype=self.kept.dtype).expand(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -161,7 +156,7 @@ class LinearPart(nn.Module):
 
     @property
     def frame(self) -> Tensor:
-        """As large as the weight, of its type and where it is; without its numbers."""
+        """Return a tensor of the weight's shape, dtype and device; its numbers mean nothing."""
         return self.joint.whole.frame[self.begin : self.end]
 
     @property
@@ -173,35 +168,27 @@ class LinearPart(nn.Module):
         return self.joint.part(x, self.begin, self.end)
 
 
-def packs(weight: Tensor) -> bool:
-    """Whether oneDNN lays out such weights on this machine."""
-    return _packs_in(weight, weight.dtype)
-
-
-def pays(weight: Tensor) -> bool:
-    """Whether a weight is computed faster where it is laid out."""
-    return pays_in(weight, weight.dtype)
-
-
-def pays_in(weight: Tensor, dtype: torch.dtype) -> bool:
-    """The same of a weight as it will be in these numbers."""
-    min_size = MIN_OWN_SIZE if weight.dim() == 2 and may_read(weight.shape, dtype) else MIN_SIZE
-    return weight.numel() >= min_size and _packs_in(weight, dtype)
-
-
-def _packs_in(weight: Tensor, dtype: torch.dtype) -> bool:
+def pays(weight: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Return whether a weight is computed faster laid out; dtype: in which it will be computed, if in another."""
+    dtype = dtype or weight.dtype
     if weight.device.type != "cpu" or weight.layout != torch.strided or not torch.backends.mkldnn.is_available():
         return False
-    return dtype == torch.float32 or cpu_is_fast(dtype)
+    min_size = MIN_OWN_SIZE if weight.dim() == 2 and may_read(weight.shape, dtype) else MIN_SIZE
+    return weight.numel() >= min_size and (dtype == torch.float32 or cpu_is_fast(dtype))
+
+
+def cpu_is_fast(dtype: torch.dtype) -> bool:
+    """Return whether this CPU has instructions for products of this 16-bit dtype."""
+    return torch.backends.mkldnn.is_available() and onednn_has(dtype)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None) -> WholeLinear:
-    """The fastest kind for such a weight."""
+    """Return the fastest kind of linear for a weight."""
     return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight, bias)
 
 
 def join(linears: Sequence[Any], widening: Widening | None = None) -> list[LinearPart]:
-    """Lay linears out as one, and give the part that each of them was."""
+    """Lay linears out as one, and return the part that each of them was."""
     joint = JointLinear(linears, widening)
     parts, begin = [], 0
     for linear in linears:
@@ -211,7 +198,7 @@ def join(linears: Sequence[Any], widening: Widening | None = None) -> list[Linea
 
 
 def can_join(linears: Sequence[Any]) -> bool:
-    """Whether these are linears of one input and of one kind, plain or in few bits."""
+    """Return whether linears can be joined: one input size and one kind, plain or in few bits."""
     if not all(type(linear) in (nn.Linear, StoredLinear, QuantisedLinear) for linear in linears):
         return False
     kinds = {(type(linear), linear.in_features, linear.bias is None, _numbers(linear)) for linear in linears}
@@ -219,7 +206,7 @@ def can_join(linears: Sequence[Any]) -> bool:
 
 
 def _numbers(linear: Any) -> object:
-    """What linears have to share to be one."""
+    """Return what linears have to share to be joined."""
     return linear.layout if isinstance(linear, QuantisedLinear) else linear.weight.dtype
 
 
@@ -254,10 +241,8 @@ TRIED_SIZES = ((1, 33, 7), (3, 512, 40), (8, 64, 130))
 class HalfWeight:
     """A linear's weight in float16, as FBGEMM's kernels read it. Inputs, sums and outputs are float32.
 
-    A step of few rows takes as long as its weights take to be read: half of it. In float32 on AVX2 with two threads,
-    multiples of the speed of oneDNN with weights in float32, in two runs: 1.5–1.8 at one row, 1.1–2.0 at 8, and in one
-    1.3–1.5 at 32, 1.1–1.2 at 512 (896 × 9728 and 4864 × 896). But laying out one number takes 10 to 25 ns, ten times
-    as long as oneDNN's.
+    A step of few rows takes as long as reading its weights, which is halved. Laying out one number takes ten times as
+    long as oneDNN's.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, factor: float) -> None:
@@ -286,7 +271,7 @@ class HalfWeight:
 
 
 def factor_for(weight: Tensor) -> float | None:
-    """The power of two times which a weight keeps its numbers in float16; None where it loses some, or no kernel is."""
+    """Return the power of two by which a weight fits float16; None if it loses numbers, or there is no kernel."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32 or not has_kernel():
         return None
     largest = float(weight.abs().amax()) if weight.numel() else 0.0
@@ -299,7 +284,7 @@ def factor_for(weight: Tensor) -> float | None:
 
 
 def _keeps(weight: Tensor, factor: float) -> bool:
-    """Whether little enough is lost, as every sixteenth row or so shows."""
+    """Return whether every sixteenth row or so loses little enough."""
     sample = weight[:: max(1, min(LOOKED_AT, len(weight) // 8))] * factor
     lost = torch.linalg.vector_norm(sample.half().float() - sample)
     return float(lost) <= LOSS * float(torch.linalg.vector_norm(sample))
@@ -307,7 +292,7 @@ def _keeps(weight: Tensor, factor: float) -> bool:
 
 @functools.cache
 def has_kernel() -> bool:
-    """Whether this torch multiplies float32 by weights in float16, and rounds nothing else to them."""
+    """Return whether this torch multiplies float32 by weights in float16 and rounds nothing else."""
     try:
         return all(_is_exact(*sizes) for sizes in TRIED_SIZES)
     except (RuntimeError, AttributeError, NotImplementedError):
@@ -348,11 +333,11 @@ class PackedEmbedding(nn.Module):
         self.num_embeddings = len(kept.packed)
         self.register_buffer("embed_scale", factor, persistent=False)
         self._dtype = kept.dtype
-        self._read: Callable[[Tensor], Tensor] = BlockedRows(kept, rows)
+        self._read: Callable[[Tensor], Tensor] = functools.partial(_blocked_rows, kept, rows)
 
     @classmethod
     def find(cls, head: PackedLinear, embedding: nn.Embedding) -> PackedEmbedding | None:
-        """The embedding, read from the head whose weight it is tied to; None where the head's memory is unknown.
+        """Return the embedding as read from the head that it is tied to; None if the head's layout is unknown.
 
         Compares some hundred rows, the first and the last among them.
         """
@@ -377,8 +362,8 @@ class PackedEmbedding(nn.Module):
         """ids: [...] int64. Returns [..., inputs]."""
         return self._read(ids).to(self._dtype)
 
-    def narrow(self) -> bool:
-        """Keep the rows in 16 bits of their own, if they are the same in them: the head's memory is not needed then."""
+    def downcast(self) -> bool:
+        """Keep the rows in 16 bits of their own if that is exact; then the head's memory is not needed."""
         for dtype in (torch.bfloat16, torch.float16):
             rows = torch.empty(self.num_embeddings, self.embedding_dim, dtype=dtype)
             for ids in torch.arange(self.num_embeddings).split(ROWS_AT_ONCE):
@@ -387,7 +372,7 @@ class PackedEmbedding(nn.Module):
                 if not torch.equal(rows[ids[0] : ids[-1] + 1].to(wide.dtype), wide):
                     break
             else:
-                self._read = PlainRows(rows)
+                self._read = functools.partial(F.embedding, weight=rows)
                 return True
         return False
 
@@ -396,31 +381,15 @@ class PackedEmbedding(nn.Module):
         return rows if self.embed_scale is None else rows * self.embed_scale.to(rows.dtype)
 
 
-class BlockedRows:
-    """Rows in the memory of a packed weight, which is there as long as this is."""
-
-    def __init__(self, kept: OneDnnWeight, rows: Tensor) -> None:
-        self._kept = kept
-        self._rows = rows
-        self._rows_per_block = rows.shape[1]
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        blocks = torch.div(ids, self._rows_per_block, rounding_mode="floor")
-        return self._rows[blocks, ids - blocks * self._rows_per_block].flatten(-2)
-
-
-class PlainRows:
-    """Rows one behind the other."""
-
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
-
-    def __call__(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self._rows)
+def _blocked_rows(_kept: OneDnnWeight, rows: Tensor, ids: Tensor) -> Tensor:
+    """Return rows of a packed weight, whose memory is there as long as `_kept` is."""
+    block = rows.shape[1]
+    blocks = torch.div(ids, block, rounding_mode="floor")
+    return rows[blocks, ids - blocks * block].flatten(-2)
 
 
 def _guesses(kept: OneDnnWeight) -> list[Tensor]:
-    """A packed weight's memory, as it may have to be looked at."""
+    """Return the views of a packed weight's memory that may be right."""
     memory = memory_of(kept.packed)
     if memory is None:
         return []

@@ -16,22 +16,26 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as library_logging
 
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.allocator import give_back_freed_memory
-from serve_app.engine.decoder.config_check import Judged, judge, token_ids, weight_bytes, weight_bytes_on_cpu
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.config_check import (
+    CheckedConfig,
+    check_config,
+    choose_dtype,
+    token_ids,
+    weight_bytes,
+    weight_bytes_on_cpu,
+)
+from serve_app.engine.decoder.layout import BackgroundDowncast
 from serve_app.engine.decoder.loop import Scorings
-from serve_app.engine.decoder.narrowing import Narrowing
-from serve_app.engine.decoder.precision import choose_dtype
-from serve_app.engine.decoder.self_test import Witness, check, hear, outlined_shape, settle
-from serve_app.engine.decoder.stored import stored_dtype, storing
-from serve_app.engine.decoder.text_part import settle_longrope
+from serve_app.engine.decoder.memory import give_back_freed_memory
+from serve_app.engine.decoder.quantized_formats import as_plain, kept_in, open_slices, outlines
+from serve_app.engine.decoder.quantized_linear import Bits
+from serve_app.engine.decoder.self_test import ReferenceForward, check, outlined_shape, run_reference, settle
+from serve_app.engine.decoder.stored import receiving, settle_weights, stored_dtype, storing
+from serve_app.engine.decoder.text_part import ModelNotSupported, settle_longrope
 from serve_app.engine.kv.budget import check_weights_fit, context_within, kv_budget
 from serve_app.engine.kv.storage import KeyValueShape
-from serve_app.engine.quantized.checkpoint import as_plain, kept_in, open_slices, outlines, receiving, settle_weights
-from serve_app.engine.quantized.linear import Bits
-from serve_app.engine.tensor_parallel.collectives import Collectives, sum_outputs
 from serve_app.engine.tensor_parallel.division import Division, divide, parts_of
-from serve_app.engine.tensor_parallel.workers import Peers, Shard, Workers
+from serve_app.engine.tensor_parallel.workers import Collectives, Peers, Shard, Workers, sum_outputs
 from serve_app.engine.vision.support import VisionSupport
 from serve_app.engine.vision.tower import VisionTower, take_tower
 from serve_app.kernels.interface import Kernels, choose_kernels
@@ -49,7 +53,7 @@ class LoadedModel:
 
     kv_cache_bytes: what its keys and values may take; of a shard, its own
     eos_token_ids:  tokens that end a text
-    narrowing:      lays its weights out in 16 bits, once it serves
+    downcast:      lays its weights out in 16 bits, once it serves
     scorings:       with which the loop computes it; None where transformers' modules do
     tower:          of a model that takes images; nothing of it is in `module`
     why_no_images:  why a model with a vision tower takes none here
@@ -65,7 +69,7 @@ class LoadedModel:
     kv_cache_bytes: int
     vocab_size: int
     eos_token_ids: frozenset[int]
-    narrowing: Narrowing
+    downcast: BackgroundDowncast
     scorings: Scorings | None = None
     tower: VisionTower | None = None
     why_no_images: str | None = None
@@ -91,13 +95,13 @@ def load_with_tokenizer(config: EngineConfig) -> tuple[LoadedModel, TextTokenize
 
     Raises ModelNotSupported.
     """
-    tokenizer = read_tokenizer(config, judge(config.path, with_images=config.images))
+    tokenizer = read_tokenizer(config, check_config(config.path, with_images=config.images))
     model = load_model(config)
     return replace(model, eos_token_ids=model.eos_token_ids | tokenizer.eos_token_ids), tokenizer
 
 
 def load_model(config: EngineConfig, *, peers: Peers | None = None) -> LoadedModel:
-    """Read the weights and check by a probe that attention through our seam gives the model's own logits.
+    """Read the weights, and check that the engine's attention gives the model's own logits.
 
     peers: who compute the other shards of a model that is divided; None starts them where the configuration wants it
 
@@ -106,7 +110,7 @@ def load_model(config: EngineConfig, *, peers: Peers | None = None) -> LoadedMod
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     if peers is not None or config.tensor_parallel == 1:
         return _load(config, peers)
-    divide(judge(config.path, with_images=config.images), config.tensor_parallel, weights=config.weights)
+    divide(check_config(config.path, with_images=config.images), config.tensor_parallel, weights=config.weights)
     device = choose_device(config.device, count=config.tensor_parallel)
     workers = Workers(config.tensor_parallel, device, threads=config.threads)
     try:
@@ -126,23 +130,23 @@ def load_with(workers: Workers, config: EngineConfig) -> LoadedModel:
 
 
 def _load(config: EngineConfig, peers: Peers | None) -> LoadedModel:
-    judged = judge(config.path, with_images=config.images)
+    checked = check_config(config.path, with_images=config.images)
     device = choose_device(config.device) if peers is None else peers.sums.device
-    dtype = choose_dtype(config.dtype, judged.dtype, device)
-    if judged.dtype is not None and config.dtype == "auto" and dtype != judged.dtype:
-        logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, judged.dtype)
+    dtype = choose_dtype(config.dtype, checked.dtype, device)
+    if checked.dtype is not None and config.dtype == "auto" and dtype != checked.dtype:
+        logger.warning("%s: %s instead of %s, which this CPU computes slowly", config.name, dtype, checked.dtype)
     if peers is None:
-        module, shard = _read_whole(config, judged, dtype, device), None
+        module, shard = _read_whole(config, checked, dtype, device), None
     else:
-        module, shard = _read_part(config, judged, dtype, peers)
-    tower = take_tower(module, judged.vision, config) if isinstance(judged.vision, VisionSupport) else None
-    witness = hear(module)
+        module, shard = _read_part(config, checked, dtype, peers)
+    tower = take_tower(module, checked.vision, config) if isinstance(checked.vision, VisionSupport) else None
+    reference = run_reference(module)
     sums = None if shard is None else shard.sums
-    shape, scorings = witness.shape, settle(module, witness, sums=sums)
-    kernels = _settle_kernels(module, witness, config)
+    shape, scorings = reference.shape, settle(module, reference, sums=sums)
+    kernels = _settle_kernels(module, reference, config)
     give_back_freed_memory()
-    own_limit = judged.max_model_len
-    vocab_size = int(judged.text.vocab_size)
+    own_limit = checked.max_model_len
+    vocab_size = int(checked.text.vocab_size)
     budget = kv_budget(config, shape, own_limit=own_limit, vocab_size=vocab_size, dtype=dtype, device=device)
     if sums is not None:
         budget = sums.least(budget)
@@ -159,34 +163,38 @@ def _load(config: EngineConfig, peers: Peers | None) -> LoadedModel:
         max_model_len=max_model_len,
         kv_cache_bytes=budget,
         vocab_size=vocab_size,
-        eos_token_ids=read_eos_token_ids(judged, Path(config.path)),
-        narrowing=Narrowing(module),
+        eos_token_ids=read_eos_token_ids(checked, Path(config.path)),
+        downcast=BackgroundDowncast(module),
         scorings=scorings,
         tower=tower if isinstance(tower, VisionTower) else None,
-        why_no_images=next((each for each in (judged.vision, tower) if isinstance(each, str)), None),
+        why_no_images=next((each for each in (checked.vision, tower) if isinstance(each, str)), None),
         kernels=kernels,
         shard=shard,
     )
 
 
-def read_tokenizer(config: EngineConfig, judged: Judged) -> TextTokenizer:
-    """The tokenizer of a model's folder. Raises ModelNotSupported."""
+def read_tokenizer(config: EngineConfig, checked: CheckedConfig) -> TextTokenizer:
+    """Read the tokenizer of a model's folder. Raises ModelNotSupported."""
     try:
-        return TextTokenizer.load(Path(config.path), vocab_size=int(judged.text.vocab_size))
+        return TextTokenizer.load(Path(config.path), vocab_size=int(checked.text.vocab_size))
     except UnsupportedTokenizer as error:
-        raise ModelNotSupported(f"{judged.config.model_type}: {error}") from error
+        raise ModelNotSupported(f"{checked.config.model_type}: {error}") from error
 
 
-def _read_whole(config: EngineConfig, judged: Judged, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    check_weights_fit(weight_bytes(judged, dtype, bits_of(config, device)), device=device)
-    return read_module(config, judged, dtype).to(device).eval().requires_grad_(False)
+def _read_whole(
+    config: EngineConfig, checked: CheckedConfig, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    check_weights_fit(weight_bytes(checked, dtype, bits_of(config, device)), device=device)
+    return read_module(config, checked, dtype).to(device).eval().requires_grad_(False)
 
 
-def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, peers: Peers) -> tuple[PreTrainedModel, Shard]:
-    """This process's shard, when all of them are there: from then on what it computes is summed with theirs."""
+def _read_part(
+    config: EngineConfig, checked: CheckedConfig, dtype: torch.dtype, peers: Peers
+) -> tuple[PreTrainedModel, Shard]:
+    """Read this process's shard and wait for the others; from then on all shards sum what they compute."""
     device = peers.sums.device
-    division = divide(judged, peers.count, number=peers.number, weights=config.weights)
-    part = division.narrowed(judged)
+    division = divide(checked, peers.count, number=peers.number, weights=config.weights)
+    part = division.narrowed(checked)
     num_in_memory = peers.count if device.type == "cpu" else 1
     check_weights_fit(weight_bytes(part, dtype) * num_in_memory, device=device)
     module = read_module(config, part, dtype, division).to(device).eval().requires_grad_(False)
@@ -196,39 +204,39 @@ def _read_part(config: EngineConfig, judged: Judged, dtype: torch.dtype, peers: 
 
 
 def read_module(
-    config: EngineConfig, judged: Judged, dtype: torch.dtype, division: Division | None = None
+    config: EngineConfig, checked: CheckedConfig, dtype: torch.dtype, division: Division | None = None
 ) -> PreTrainedModel:
-    """The model with its weights, all of them found: quantised ones as the numbers that they mean, or in few bits.
+    """Read the model with all of its weights, quantised ones as the numbers that they mean, or in few bits.
 
     division: of which the model is a part
     """
     weights: Any = open_slices(Path(config.path))
-    kind, is_plain = judged.kind, division is None and judged.formats is None and config.weights is None
+    kind, is_plain = checked.kind, division is None and checked.formats is None and config.weights is None
     if is_plain and dtype == torch.float32 and choose_device(config.device).type == "cpu":
         stored = stored_dtype(weights)
         kind = kind if stored is None else storing(kind, stored)
-    if judged.formats is not None:
-        weights = as_plain(weights, judged.formats)
+    if checked.formats is not None:
+        weights = as_plain(weights, checked.formats)
     if division is not None:
         weights = parts_of(weights, division)
     if config.weights is not None:
         os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # else threads read ahead of what is rounded, up to all of it
-        kind = receiving(kind, config.weights, kept_in(weights if judged.formats else {}, config.weights))
-    loaded = _filled(kind, judged, weights, dtype)
+        kind = receiving(kind, config.weights, kept_in(weights if checked.formats else {}, config.weights))
+    loaded = _filled(kind, checked, weights, dtype)
     loaded.config.name_or_path = config.path  # which is forgotten where weights are handed over
     settle_weights(loaded)
     return loaded
 
 
 def _filled(
-    kind: type[PreTrainedModel], judged: Judged, weights: Any, dtype: torch.dtype, **settings: Any
+    kind: type[PreTrainedModel], checked: CheckedConfig, weights: Any, dtype: torch.dtype, **settings: Any
 ) -> PreTrainedModel:
-    """Have the library make a model and fill it. Raises ModelNotSupported where a weight is not there as it must be."""
+    """Have the library make a model and fill it. Raises ModelNotSupported if a weight lacks or has another shape."""
     module: PreTrainedModel
     module, found = kind.from_pretrained(
         None,
         state_dict=weights,
-        config=judged.config,
+        config=checked.config,
         dtype=dtype,
         local_files_only=True,
         attn_implementation="eager",
@@ -239,16 +247,16 @@ def _filled(
     if lacking:
         named = ", ".join(lacking[:5]) + (" …" if len(lacking) > 5 else "")
         raise ModelNotSupported(
-            f"{judged.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
+            f"{checked.config.model_type}: {len(lacking)} weights are not in the checkpoint: {named}"
         )
     return module
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What loading would find. num_bytes: of all weights;  notes: what files say that changes nothing"""
+    """What loading would find. num_bytes: of all weights;  notes: what files say without effect"""
 
-    judged: Judged
+    checked: CheckedConfig
     num_bytes: int
     notes: tuple[str, ...]
 
@@ -258,20 +266,20 @@ def rehearse(config: EngineConfig) -> Rehearsal:
 
     What memory is free is not asked. Raises ModelNotSupported, in the words of loading.
     """
-    judged, count = judge(config.path, with_images=config.images), config.tensor_parallel
-    tokenizer = read_tokenizer(config, judged)
-    division = divide(judged, count, weights=config.weights) if count > 1 else None
-    part = judged if division is None else division.narrowed(judged)
+    checked, count = check_config(config.path, with_images=config.images), config.tensor_parallel
+    tokenizer = read_tokenizer(config, checked)
+    division = divide(checked, count, weights=config.weights) if count > 1 else None
+    part = checked if division is None else division.narrowed(checked)
     num_bytes = count * weight_bytes_on_cpu(part, config.dtype, config.weights)
-    dtype = choose_dtype(config.dtype, judged.dtype, torch.device("cpu"))
+    dtype = choose_dtype(config.dtype, checked.dtype, torch.device("cpu"))
     with _quiet_library():
         weights: Any = outlines(open_slices(Path(config.path)))
-        weights = weights if judged.formats is None else as_plain(weights, judged.formats)
-        shape = outlined_shape(_filled(judged.kind, judged, weights, torch.bfloat16, device_map="meta"))
+        weights = weights if checked.formats is None else as_plain(weights, checked.formats)
+        shape = outlined_shape(_filled(checked.kind, checked, weights, torch.bfloat16, device_map="meta"))
     if shape is not None and isinstance(config.kv_cache_bytes, int):
-        limits = {"own_limit": judged.max_model_len, "bytes_per_token": shape.bytes_per_token(dtype)}
+        limits = {"own_limit": checked.max_model_len, "bytes_per_token": shape.bytes_per_token(dtype)}
         context_within(config, config.kv_cache_bytes, **limits)
-    return Rehearsal(judged=judged, num_bytes=num_bytes, notes=(*judged.notes, *tokenizer.notes))
+    return Rehearsal(checked=checked, num_bytes=num_bytes, notes=(*checked.notes, *tokenizer.notes))
 
 
 @contextmanager
@@ -289,13 +297,15 @@ def _quiet_library() -> Iterator[None]:
 
 
 def bits_of(config: EngineConfig, device: torch.device) -> Bits | None:
-    """In how many bits weights are kept. Raises ModelNotSupported where there is no kernel for them."""
+    """Return in how many bits weights are kept. Raises ModelNotSupported if there is no kernel for them."""
     if config.weights is not None and device.type != "cpu":
-        raise ModelNotSupported(f"weights: {config.weights} is computed on CPUs alone, not on {device.type}")
+        raise ModelNotSupported(
+            f"weights: {config.weights} is computed on CPUs alone, not on {device.type}; leave it out"
+        )
     return config.weights
 
 
-def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineConfig) -> Kernels:
+def _settle_kernels(module: PreTrainedModel, reference: ReferenceForward, config: EngineConfig) -> Kernels:
     """Return whose kernels serve: another's than torch's only if the model computes the same with them.
 
     Raises ModelNotSupported.
@@ -305,18 +315,20 @@ def _settle_kernels(module: PreTrainedModel, witness: Witness, config: EngineCon
         if kernels == "torch":
             break
         try:
-            check(module, witness, kernels=kernels)
+            check(module, reference, kernels=kernels)
         except Exception as error:  # compilers of kernels fail in ways of their own
             if config.kernels != "auto":
                 raise ModelNotSupported(f"kernels: {kernels} was asked for: {error}") from error
-            logger.warning("%s: attention is not %s's, whose kernels did not pass: %s", config.name, kernels, error)
+            logger.warning(
+                "%s: attention is not %s's, whose kernels did not pass the check: %s", config.name, kernels, error
+            )
         else:
             return kernels
     return "torch"
 
 
 def choose_device(name: str, *, count: int = 1) -> torch.device:
-    """Of which kind; there are so many GPUs, if it is that. Raises ModelNotSupported."""
+    """Return the device, of which there are `count` if it is a GPU. Raises ModelNotSupported."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
@@ -329,8 +341,8 @@ def choose_device(name: str, *, count: int = 1) -> torch.device:
     return torch.device(name)
 
 
-def read_eos_token_ids(judged: Judged, folder: Path) -> frozenset[int]:
-    """The ids that end a text: all that config.json and generation_config.json name.
+def read_eos_token_ids(checked: CheckedConfig, folder: Path) -> frozenset[int]:
+    """Return the ids that end a text: all that config.json and generation_config.json name.
 
     Where neither names any, what the configuration's class has; ids beyond the vocabulary mean nothing.
     """
@@ -338,6 +350,6 @@ def read_eos_token_ids(judged: Judged, folder: Path) -> frozenset[int]:
         said = json.loads((folder / GENERATION_CONFIG).read_bytes()).get("eos_token_id")
     except (OSError, ValueError, AttributeError):
         said = None
-    found = token_ids(said) | judged.eos_token_ids
-    found = found or token_ids(*(getattr(each, "eos_token_id", None) for each in (judged.config, judged.text)))
-    return frozenset(each for each in found if 0 <= each < int(judged.text.vocab_size))
+    found = token_ids(said) | checked.eos_token_ids
+    found = found or token_ids(*(getattr(each, "eos_token_id", None) for each in (checked.config, checked.text)))
+    return frozenset(each for each in found if 0 <= each < int(checked.text.vocab_size))

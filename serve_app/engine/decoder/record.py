@@ -21,7 +21,7 @@ from serve_app.engine.decoder.text_part import text_config
 
 
 class Record:
-    """Of one sequence. Every position is taken once, in order; one that is computed again changes nothing.
+    """The record of one sequence. It takes every position once, in order; computing one again changes nothing.
 
     prompt_length: in tokens
     num_layers:    of the model, with experts or without
@@ -75,7 +75,7 @@ class Record:
         return child
 
     def result(self) -> Recording:
-        """What was wanted, of all positions that were taken."""
+        """Return what was asked for, of all positions that were taken."""
         states = self._wanted_states()
         if not self._experts:
             experts, shape = b"", (0, 0, 0)
@@ -91,17 +91,16 @@ class Record:
         )
 
     def _take_states(self, start: int, states: Tensor) -> None:
+        own = states[: self._prompt_length - start]
         match self._params.hidden_states:
-            case "mean" | "mean_sqrt":
-                taken = states[: self._prompt_length - start].sum(dim=0, dtype=torch.float64).cpu()
-                self._sum = taken if self._sum is None else self._sum + taken
-            case "weighted_mean":
-                own = states[: self._prompt_length - start].double()
-                places = torch.arange(start + 1, start + 1 + len(own), dtype=torch.float64, device=own.device)
-                taken = (own * places[:, None]).sum(dim=0).cpu()
+            case "mean" | "mean_sqrt" | "weighted_mean" as kind:
+                if kind == "weighted_mean":
+                    weights = torch.arange(start + 1, start + 1 + len(own), dtype=torch.float64, device=own.device)
+                    own = own.double() * weights[:, None]
+                taken = own.sum(dim=0, dtype=torch.float64).cpu()
                 self._sum = taken if self._sum is None else self._sum + taken
             case "max":
-                taken = states[: self._prompt_length - start].amax(dim=0).double().cpu()
+                taken = own.amax(dim=0).double().cpu()
                 self._sum = taken if self._sum is None else torch.maximum(self._sum, taken)
             case "first":
                 taken = _kept(states[:1])
@@ -133,7 +132,7 @@ class Record:
 
     @property
     def _divisor(self) -> float:
-        """Of the sum over a prompt's positions."""
+        """Return what the sum over a prompt's positions is divided by."""
         length = self._prompt_length
         match self._params.hidden_states:
             case "mean_sqrt":
@@ -167,7 +166,7 @@ def first_state(params: RecordParams, prompt_length: int) -> int:
 def most_bytes(
     params: RecordParams, prompt_length: int, *, max_tokens: int, state_bytes: int, expert_bytes: int
 ) -> int:
-    """What one sequence may come to keep.
+    """Return the most bytes that one sequence may keep.
 
     state_bytes, expert_bytes: of one position
     """
@@ -178,7 +177,7 @@ def most_bytes(
 
 
 def _kept(states: Tensor) -> Tensor:
-    """A copy in the host's memory, which does not keep those of the whole step."""
+    """Copy states to the host's memory, so that those of the whole step can go."""
     return states.to("cpu", torch.float32, copy=True)
 
 
@@ -208,7 +207,7 @@ MOST_CHOSEN = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordBounds:
-    """What a model can record of a position, and the bound on it.
+    """What a model can record of a position, and how much one request may record.
 
     hidden_size: numbers of a hidden state
     num_layers:  with experts or without
@@ -233,7 +232,7 @@ class RecordBounds:
         )
 
     def records(self, request: GenerationRequest, prompt_length: int, *, max_tokens: int) -> list[Record | None]:
-        """An empty one for each completion, or None where nothing is wanted that the model has.
+        """Return an empty record for each completion, or None if nothing is wanted that the model has.
 
         Raises InvalidRequest where they could come to more than is allowed.
         """
@@ -260,14 +259,14 @@ class RecordBounds:
         return [Record(wanted, prompt_length, num_layers=self.num_layers) for _ in range(request.n)]
 
     def _wanted(self, params: RecordParams | None) -> RecordParams | None:
-        """Without experts where the model has none."""
+        """Return the wish without experts if the model has none."""
         if params is None or not params.experts or self.num_chosen:
             return params
         return None if params.hidden_states is None else replace(params, experts=False)
 
 
 def record_card(config: EngineConfig, module: PreTrainedModel) -> RecordCard:
-    """What routers are told of it."""
+    """Return what routers are told of recordings."""
     return RecordCard(
         returns_hidden_states=config.return_hidden_states,
         returns_routed_experts=config.return_routed_experts,
@@ -277,7 +276,7 @@ def record_card(config: EngineConfig, module: PreTrainedModel) -> RecordCard:
 
 
 def hidden_size_of(module: PreTrainedModel) -> int:
-    """Numbers of what the last layer gives, which is what the head reads."""
+    """Return the size of the last layer's output, which the head reads."""
     head: Any = module.get_output_embeddings()
     if head is not None:
         return int(head.in_features) if hasattr(head, "in_features") else int(head.weight.shape[-1])
@@ -285,7 +284,7 @@ def hidden_size_of(module: PreTrainedModel) -> int:
 
 
 def embedding_sizes_of(module: PreTrainedModel) -> tuple[int, ...]:
-    """To which its embeddings may be cut, as its configuration says; 0 stands for any."""
+    """Return the sizes to which embeddings may be cut, as the configuration says; 0 stands for any."""
     config = module.config
     listed = getattr(config, "matryoshka_dimensions", None)
     if isinstance(listed, list) and all(isinstance(each, int) and each > 0 for each in listed):

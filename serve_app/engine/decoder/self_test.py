@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from serve_app.engine.decoder.attention import PackedAttention, register, unregister
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.layout import lay_out
-from serve_app.engine.decoder.loop import NotDescribed, Scorings, build_loop, family_of
+from serve_app.engine.decoder.loop import NotDescribed, Scorings, build_loop, norm_offset_of
+from serve_app.engine.decoder.quantized_linear import QuantisedLinear
 from serve_app.engine.decoder.record import expert_layers
-from serve_app.engine.decoder.step import CurrentStep, Step
+from serve_app.engine.decoder.step import CurrentStep, PackedAttention, Step, Unfit
 from serve_app.engine.decoder.stored import giving_zeros
-from serve_app.engine.decoder.text_part import take_over_scales, text_config
+from serve_app.engine.decoder.text_part import ModelNotSupported, take_over_scales, text_config
 from serve_app.engine.decoder.transformers_private import lets_attention_be_chosen
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading, Scoring
-from serve_app.engine.quantized.linear import QuantisedLinear
-from serve_app.engine.tensor_parallel.collectives import Collectives
+from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape, Reading
+from serve_app.engine.tensor_parallel.workers import Collectives
+from serve_app.kernels.forms import Scoring
 from serve_app.kernels.interface import Kernels
 
 logger = logging.getLogger(__name__)
@@ -43,47 +43,34 @@ class Routes:
         self._layers = expert_layers(module)
         self._chosen: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Within it all tokens are computed once."""
+    def noting(self) -> AbstractContextManager[None]:
+        """Return a context in which all tokens are computed once, and their routes noted."""
+        return self._hooked(self._note)
 
-        def note(layer: int) -> Callable[[nn.Module, Arguments], None]:
-            def hook(_: nn.Module, arguments: Arguments) -> None:
-                self._chosen[layer] = (arguments[1], arguments[2])
+    def following(self, start: int, length: int) -> AbstractContextManager[None]:
+        """Return a context in which `length` of these tokens, from `start` on, are computed by the noted routes."""
+        return self._hooked(partial(self._follow, start, length))
 
-            return hook
+    def _note(self, layer: int, _: nn.Module, arguments: Arguments) -> None:
+        self._chosen[layer] = (arguments[1], arguments[2])
 
-        with self._hooked(note):
-            yield
-
-    @contextmanager
-    def following(self, start: int, length: int) -> Iterator[None]:
-        """Within it `length` of these tokens are computed, from `start` on."""
-
-        def follow(layer: int) -> Callable[[nn.Module, Arguments], Arguments]:
-            def hook(_: nn.Module, arguments: Arguments) -> Arguments:
-                noted = (each.narrow(-2, start, length) for each in self._chosen[layer])
-                return (arguments[0], *noted, *arguments[3:])
-
-            return hook
-
-        with self._hooked(follow):
-            yield
+    def _follow(self, start: int, length: int, layer: int, _: nn.Module, arguments: Arguments) -> Arguments:
+        noted = (each.narrow(-2, start, length) for each in self._chosen[layer])
+        return (arguments[0], *noted, *arguments[3:])
 
     @contextmanager
-    def _hooked(self, make: Callable[[int], Callable[..., Arguments | None]]) -> Iterator[None]:
+    def _hooked(self, hook: Callable[..., Arguments | None]) -> Iterator[None]:
         with ExitStack() as hooks:
             for layer, part in self._layers.items():
-                hooks.callback(part.register_forward_pre_hook(make(layer)).remove)
+                hooks.callback(part.register_forward_pre_hook(partial(hook, layer)).remove)
             yield
 
 
 CHUNKS = (13, 9, 1, 1)
 """Tokens of each probed step: two chunks, then single ones."""
 FEW_CHUNKS = (13, 11)
-"""For modules that compute beside a loop, which is tried with the others."""
+"""Tokens of each step for modules that compute beside a loop; the loop is tried with the others."""
 BLOCK_SIZE = 4
-RECORDER = "serve_app_probe"
 OTHER_WAY = "its attention does not go through AttentionInterface"
 
 # of the largest logit, by which logits may differ
@@ -94,13 +81,9 @@ ROUNDED = 0.1
 differed by up to 0.07 in float32 and 0.06 in bfloat16, without rounding by 0.02 in bfloat16."""
 
 
-class Unfit(ValueError):
-    """What a layer hands attention is none that the engine computes."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Witness:
-    """What a model computed by itself of a few tokens, in one piece and by its own attention.
+class ReferenceForward:
+    """What a model computed of a few tokens by itself: in one piece, by its own attention.
 
     logits:    [tokens, vocab] float32
     shape:     of keys and values
@@ -117,8 +100,8 @@ class Witness:
 
 
 @torch.inference_mode()
-def hear(module: PreTrainedModel) -> Witness:
-    """How the model computes a few tokens: in one piece, by its own attention.
+def run_reference(module: PreTrainedModel) -> ReferenceForward:
+    """Have the model compute a few tokens by itself: in one piece, by its own attention.
 
     Leaves the model with that, its queries to be scaled by the engine. Raises ModelNotSupported.
     """
@@ -132,16 +115,16 @@ def hear(module: PreTrainedModel) -> Witness:
         take_over_scales(module)
         recorder = _record(module, token_ids[:2])
         shape = recorder.shape()
-    return Witness(
+    return ReferenceForward(
         token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings, rounds=_rounds(module)
     )
 
 
 @torch.inference_mode()
 def outlined_shape(module: PreTrainedModel) -> KeyValueShape | None:
-    """The shape of keys and values of a model without numbers; None where its way depends on numbers.
+    """Return the shape of keys and values of a model without numbers; None if its path depends on numbers.
 
-    Raises ModelNotSupported where `hear` would, for what layers hand attention.
+    Raises ModelNotSupported where `run_reference` would, for what layers hand attention.
     """
     for each in module.modules():
         if isinstance(each, PreTrainedModel):
@@ -159,7 +142,7 @@ def outlined_shape(module: PreTrainedModel) -> KeyValueShape | None:
 @torch.inference_mode()
 def check(
     module: PreTrainedModel,
-    witness: Witness,
+    reference: ReferenceForward,
     *,
     kernels: Kernels = "torch",
     chunks: Sequence[int] = CHUNKS,
@@ -174,19 +157,19 @@ def check(
     """
     with _refusing(module):
         current = CurrentStep()
-        storage = storage_for(module, witness, kernels=kernels)
-        attention = PackedAttention(current, witness.shape)
+        storage = storage_for(module, reference, kernels=kernels)
+        attention = PackedAttention(current, reference.shape)
 
         def compute(step: Step, start: int) -> Tensor:
-            with current.running(step), witness.routes.following(start, len(step.token_ids)):
+            with current.running(step), reference.routes.following(start, len(step.token_ids)):
                 return _compute(module, step.token_ids, step.positions, logits_to_keep=step.logit_rows)
 
         try:
             module.set_attn_implementation(attention.name)
-            ours = compute_in_steps(witness, storage, compute, chunks=chunks)
+            ours = compute_in_steps(reference, storage, compute, chunks=chunks)
         finally:
             attention.close()
-    difference, limit = distance(witness, ours, module.dtype)
+    difference, limit = distance(reference, ours, module.dtype)
     if not difference <= limit:
         raise ModelNotSupported(
             f"{module.config.model_type}: logits through the engine's attention are off by {difference:.2g}"
@@ -194,49 +177,49 @@ def check(
         )
 
 
-def distance(witness: Witness, logits: Tensor, dtype: torch.dtype) -> tuple[float, float]:
-    """By how much logits differ from the model's own, and by how much they may in these numbers."""
-    if witness.rounds:
+def distance(reference: ReferenceForward, logits: Tensor, dtype: torch.dtype) -> tuple[float, float]:
+    """Return by how much logits differ from the model's own, and by how much they may in this dtype."""
+    if reference.rounds:
         tolerance = ROUNDED
     else:
         tolerance = EXACT if dtype == torch.float32 else IN_16_BITS
-    limit = tolerance * max(1.0, float(witness.logits.abs().max()))
-    return float((witness.logits - logits).abs().max()), limit
+    limit = tolerance * max(1.0, float(reference.logits.abs().max()))
+    return float((reference.logits - logits).abs().max()), limit
 
 
-def storage_for(module: PreTrainedModel, witness: Witness, *, kernels: Kernels = "torch") -> PageStorage:
+def storage_for(module: PreTrainedModel, reference: ReferenceForward, *, kernels: Kernels = "torch") -> PageStorage:
     """Return storage with room for the tokens of the check."""
-    num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
+    num_blocks = -(-len(reference.token_ids) // BLOCK_SIZE)
     return PageStorage(
-        witness.shape,
+        reference.shape,
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         dtype=module.dtype,
         device=module.device,
         kernels=kernels,
-        max_model_len=len(witness.token_ids),
+        max_model_len=len(reference.token_ids),
     )
 
 
 def compute_in_steps(
-    witness: Witness,
+    reference: ReferenceForward,
     storage: PageStorage,
     compute: Callable[[Step, int], Tensor],
     *,
     chunks: Sequence[int] = CHUNKS,
 ) -> Tensor:
-    """The logits of all tokens, computed chunk by chunk over a small storage, [tokens, vocab] float32.
+    """Compute the logits of all tokens chunk by chunk over a small storage, [tokens, vocab] float32.
 
     compute: a step's wanted logits, from the step and the position of its first token
     """
-    num_blocks = -(-len(witness.token_ids) // BLOCK_SIZE)
+    num_blocks = -(-len(reference.token_ids) // BLOCK_SIZE)
     holding = Holding(0, blocks=list(range(num_blocks))[::-1])
     logits: list[Tensor] = []
     start = 0
     for length in chunks:
-        length = min(length, len(witness.token_ids) - start)
+        length = min(length, len(reference.token_ids) - start)
         if length:
-            step = _step_of(storage, holding, witness.token_ids, start, length)
+            step = _step_of(storage, holding, reference.token_ids, start, length)
             logits.append(compute(step, start)[step.logit_rows])  # back in order, if they came as asked for
             start += length
     return torch.cat(logits).float()
@@ -244,7 +227,7 @@ def compute_in_steps(
 
 @contextmanager
 def _refusing(module: PreTrainedModel) -> Iterator[None]:
-    """Within it, what the model does not bear is a refusal of it; behind it, it has its own attention."""
+    """Turn what the model cannot compute into a refusal; behind it, the model has its own attention again."""
     try:
         yield
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
@@ -264,14 +247,17 @@ def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **ch
 
 
 def _record(module: PreTrainedModel, token_ids: Tensor) -> _Recorder:
-    recorder = _Recorder(text_config(module.config))
-    register(RECORDER, recorder)
+    current, recorder = CurrentStep(), _Recorder(text_config(module.config))
+    attention = PackedAttention(current, KeyValueShape(layers=()))
+    at = torch.arange(len(token_ids), device=module.device)
+    mixes = ((),) * len(token_ids)
+    step = Step(token_ids=token_ids, positions=at, places=at, logit_rows=at, mixes=mixes, attention=recorder)
     try:
-        module.set_attn_implementation(RECORDER)
-        with giving_zeros(module):
-            _compute(module, token_ids, torch.arange(len(token_ids), device=module.device))
+        module.set_attn_implementation(attention.name)
+        with giving_zeros(module), current.running(step):
+            _compute(module, token_ids, at)
     finally:
-        unregister(RECORDER)
+        attention.close()
     return recorder
 
 
@@ -290,7 +276,7 @@ def _step_of(storage: PageStorage, holding: Holding, token_ids: Tensor, start: i
 
 
 class _Recorder:
-    """In the place of attention: notes what each layer hands it, and gives zeros."""
+    """An `AttentionPlan` that notes what each layer asks for, and gives zeros."""
 
     def __init__(self, config: Any) -> None:
         self._config = config
@@ -300,34 +286,18 @@ class _Recorder:
         self._readers: set[int] = set()
         self.scorings: dict[int, Scoring] = {}
 
-    def __call__(
-        self,
-        layer: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        s_aux: Tensor | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        if attention_mask is not None:
-            raise Unfit("the model makes attention masks of its own")
-        if not getattr(layer, "is_causal", True):
-            raise Unfit("attention that is not causal is not supported")
-        number = int(layer.layer_idx)
-        if number in self._places:
-            raise Unfit(f"layer {number} attends more than once per token")
-        self._check_window(number, sliding_window)
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        self.scorings[number] = Scoring(scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux)
-        self._note(number, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1]), None
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        assert key is not None, "of a shape that says nothing of readers"
+        assert value is not None, "as for keys"
+        if layer in self._places:
+            raise Unfit(f"layer {layer} attends more than once per token")
+        self._check_window(layer, scoring.window)
+        self.scorings[layer] = scoring
+        self._note(layer, key, LayerShape(heads=key.shape[1], key_dim=key.shape[-1], value_dim=value.shape[-1]))
+        return query.new_zeros(*query.shape[:2], value.shape[-1])
 
     def _check_window(self, number: int, handed: int | None) -> None:
-        """A window longer than the probe would show in no logits."""
+        """Refuse a window that is lost on the way: if it is longer than the check's tokens, no logit shows it."""
         types = getattr(self._config, "layer_types", None)
         if types and types[number] == "sliding_attention" and handed is None:
             wanted = getattr(self._config, "sliding_window", None)
@@ -354,32 +324,32 @@ class _Recorder:
         return KeyValueShape(layers=tuple(self._layers), places=moved, readers=frozenset(self._readers))
 
 
-def settle(module: PreTrainedModel, witness: Witness, *, sums: Collectives | None = None) -> Scorings | None:
-    """Lay a model's linears out for this machine and check it; say with what the loop is built where it may serve.
+def settle(module: PreTrainedModel, reference: ReferenceForward, *, sums: Collectives | None = None) -> Scorings | None:
+    """Lay a model's linears out and check it. Return what the loop is built with; None if it may not serve.
 
     sums: of a divided model, of which all shards are computed by the loop, or none
 
     Raises ModelNotSupported.
     """
-    is_described = family_of(module) is not None
+    is_described = norm_offset_of(module) is not None
     lay_out(module, joins=is_described)
-    reason = _try_loop(module, witness, sums) if is_described else None
+    reason = _try_loop(module, reference, sums) if is_described else None
     has_loop = is_described and reason is None
     if sums is not None:
         has_loop = bool(sums.least(has_loop))
-    check(module, witness, chunks=FEW_CHUNKS if has_loop else CHUNKS)  # modules compute what recorders watch
+    check(module, reference, chunks=FEW_CHUNKS if has_loop else CHUNKS)  # modules compute what recorders watch
     if reason is not None:
         logger.warning("%s: computed by transformers' modules, not by the loop: %s", module.config.model_type, reason)
-    return witness.scorings if has_loop else None
+    return reference.scorings if has_loop else None
 
 
 @torch.inference_mode()
-def _try_loop(module: PreTrainedModel, witness: Witness, sums: Collectives | None) -> str | None:
-    """Why the loop may not serve; None where it gives the model's own logits."""
+def _try_loop(module: PreTrainedModel, reference: ReferenceForward, sums: Collectives | None) -> str | None:
+    """Return why the loop may not serve; None if it gives the model's own logits."""
     try:
-        loop = build_loop(module, witness.shape, witness.scorings, sums=sums)
-        ours = compute_in_steps(witness, storage_for(module, witness), lambda step, _: loop(step))
+        loop = build_loop(module, reference.shape, reference.scorings, sums=sums)
+        ours = compute_in_steps(reference, storage_for(module, reference), lambda step, _: loop(step))
     except (NotDescribed, RuntimeError, AttributeError, TypeError, ValueError) as error:
         return str(error)
-    difference, limit = distance(witness, ours, module.dtype)
+    difference, limit = distance(reference, ours, module.dtype)
     return None if difference <= limit else f"its logits are off by {difference:.2g} (allowed: {limit:.2g})"

@@ -1,33 +1,51 @@
-"""One step as the model sees it: packed tokens, where their keys and values go, and what they attend to."""
+"""One step as the model sees it: packed tokens, where their keys and values go, and how its modules attend."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from serve_app.engine.decoder.host_copies import sent
-from serve_app.engine.kv.storage import AttentionPlan, Reading, Storage
+from serve_app.engine.decoder.memory import sent
+from serve_app.engine.decoder.text_part import query_scale, scales_queries
+from serve_app.engine.kv.storage import AttentionPlan, KeyValueShape, Reading, Storage
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.scheduler.sequence import Batch
+from serve_app.kernels.forms import Scoring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Illustrated:
-    """As `Step` says; all None where no token is part of an image and none comes behind one."""
+    """The images of a step; all None where no token is part of an image and none comes behind one.
+
+    embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64
+    rope_positions: [3, tokens] int64, by which tokens are rotated in the place of their positions
+    """
 
     embeddings: Tensor | None = None
     illustrated: Tensor | None = None
     rope_positions: Tensor | None = None
 
+    def put_into(self, embedded: Tensor) -> Tensor:
+        """Return embedded tokens, [tokens, hidden], with the images' embeddings in their places."""
+        if self.embeddings is None or self.illustrated is None:
+            return embedded
+        return embedded.index_copy(0, self.illustrated, self.embeddings)
+
+
+NO_IMAGES = Illustrated()
+
 
 def lay_images(batch: Batch, positions: Sequence[int], *, device: torch.device) -> Illustrated:
     """Gather the rows of images in a batch's spans. positions: of all its tokens"""
     if all(span.sequence.illustration is None for span in batch.spans):
-        return Illustrated()
+        return NO_IMAGES
     at: list[int] = []
     rows: list[Tensor] = []
     rotated: list[tuple[int, Tensor]] = []
@@ -50,14 +68,11 @@ def lay_images(batch: Batch, positions: Sequence[int], *, device: torch.device) 
 
 
 def _rope_positions(positions: Sequence[int], rotated: Sequence[tuple[int, Tensor]]) -> Tensor:
-    """Of the tokens that are none of these, all three are the position."""
+    """Return the rope positions of all tokens; without an image's own, all three are the token's position."""
     rope_positions = torch.tensor(positions).expand(3, -1).clone()
     for first, own in rotated:
         rope_positions[:, first : first + own.shape[1]] = own
     return rope_positions
-
-
-NO_IMAGES = Illustrated()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,9 +86,6 @@ class Step:
     mixes:      [tokens], the adapters' slots of each with their factors, () for the base
     logit_mixes: [rows], the same of the tokens whose logits are wanted
     attention:  what every layer asks to write its keys and values, and to attend
-    embeddings: [illustrated, hidden], in the place of the ids of the tokens `illustrated`, [illustrated] int64; None
-                where no token is part of an image
-    rope_positions: [3, tokens] int64, by which tokens are rotated in the place of `positions`; None where these say all
     """
 
     token_ids: Tensor
@@ -83,14 +95,12 @@ class Step:
     mixes: tuple[Mix, ...]
     attention: AttentionPlan
     logit_mixes: tuple[Mix, ...] = ()
-    embeddings: Tensor | None = None
-    illustrated: Tensor | None = None
-    rope_positions: Tensor | None = None
+    images: Illustrated = NO_IMAGES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A step before any tensor of it is made: all that a process beside this one has to be told to compute it, too.
+    """A step before its tensors are made: all that another process needs to compute its shard of it.
 
     As in `Step`; readings: what is attended to, span by span
     """
@@ -115,9 +125,7 @@ class Layout:
             mixes=self.mixes,
             logit_mixes=tuple(self.mixes[row] for row in self.logit_rows),
             attention=storage.plan(self.readings, written),
-            embeddings=images.embeddings,
-            illustrated=images.illustrated,
-            rope_positions=images.rope_positions,
+            images=images,
         )
 
 
@@ -183,3 +191,92 @@ class CurrentStep:
             yield
         finally:
             self._step = None
+
+
+_numbers = count()
+
+
+class Unfit(ValueError):
+    """A layer asks for an attention that the engine does not compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What a layer's attention does beyond its arguments. It is read from the module once, not at every step.
+
+    chunk: how many positions make one chunk, where queries see nothing before their own chunk (Llama 4)
+
+    Raises Unfit if the attention is not causal.
+    """
+
+    scales_queries: bool
+    chunk: int | None
+
+    @classmethod
+    def of(cls, layer: Any) -> Rules:
+        if not getattr(layer, "is_causal", True):
+            raise Unfit("attention that is not causal is not supported")
+        config: Any = getattr(layer, "config", None)
+        types = getattr(config, "layer_types", None) or {}
+        is_chunked = bool(types) and types[layer.layer_idx] == "chunked_attention"
+        return cls(scales_queries=scales_queries(layer), chunk=config.attention_chunk_size if is_chunked else None)
+
+
+class PackedAttention:
+    """The attention function of one engine. A model's attention modules find it by `name`.
+
+    Each layer is handed on to the step's plan. Nothing is masked by the model itself.
+    """
+
+    def __init__(self, current: CurrentStep, shape: KeyValueShape) -> None:
+        self.name = f"serve_app_packed_{next(_numbers)}"
+        self._shape = shape
+        self._current = current
+        self._rules: dict[int, Rules] = {}
+        ALL_ATTENTION_FUNCTIONS[self.name] = self
+
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: Tensor | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        """Attend.
+
+        module: of a family's own kind, with what that has
+        query: [1, heads, tokens, key_dim];  key, value: [1, kv_heads, tokens, dim]
+        Returns [1, tokens, heads, value_dim]. Raises Unfit.
+        """
+        if attention_mask is not None:
+            raise Unfit("the model makes attention masks of its own")
+        step, layer = self._current.step, int(module.layer_idx)
+        rules = self._rules.get(layer) or self._rules.setdefault(layer, Rules.of(module))
+        tokens = query[0].transpose(0, 1)  # [tokens, heads, key_dim]
+        if rules.scales_queries:
+            tokens = (tokens * query_scale(module, step.positions)[:, None, None]).to(tokens.dtype)
+        is_reader = layer in self._shape.readers
+        output = step.attention.run(
+            self._shape.places.get(layer, layer),
+            tokens,
+            None if is_reader else key[0].transpose(0, 1),
+            None if is_reader else value[0].transpose(0, 1),
+            scoring=Scoring(
+                scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+                window=sliding_window,
+                chunk=rules.chunk,
+                softcap=softcap,
+                sinks=s_aux,
+            ),
+        )
+        return output[None], None
+
+    def close(self) -> None:
+        """Forget the function; the model it was given to has none then."""
+        ALL_ATTENTION_FUNCTIONS.pop(self.name, None)

@@ -1,8 +1,8 @@
-"""Weights that stay in a checkpoint's file, in 16 bits, until they are laid out in the computed precision."""
+"""Modules that take weights while a model is read: in 16 bits in their file until they are laid out, or rounded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
-from serve_app.engine.decoder.allocator import FilePages
-from serve_app.engine.decoder.text_part import FAMILIES, text_config
-from serve_app.engine.quantized.checkpoint import replace
+from serve_app.engine.decoder.memory import FilePages
+from serve_app.engine.decoder.quantized_linear import (
+    GROUP,
+    Bits,
+    QuantisedLinear,
+    Rounded,
+    check_fits,
+    round_to,
+)
+from serve_app.engine.decoder.text_part import FAMILIES, extended, text_config
+from serve_app.engine.decoder.transformers_private import mark_as_loaded
 
 NARROW = {"BF16": torch.bfloat16, "F16": torch.float16}
 MAX_WIDENED = 1 << 20
@@ -44,7 +53,7 @@ class StoredLinear(nn.Linear):
 
 @contextmanager
 def giving_zeros(module: nn.Module) -> Iterator[None]:
-    """Within it, linears whose weights are stored give zeros and read none: for who asks for shapes alone."""
+    """Have linears with stored weights give zeros and read none, for callers that need shapes alone."""
     linears = [each for each in module.modules() if isinstance(each, StoredLinear)]
     for linear in linears:
         linear.gives_zeros = True
@@ -56,7 +65,7 @@ def giving_zeros(module: nn.Module) -> Iterator[None]:
 
 
 class StoredEmbedding(nn.Embedding):
-    """The same of an embedding."""
+    """An embedding whose weight is kept in fewer bits than it gives."""
 
     dtype: torch.dtype
 
@@ -77,12 +86,12 @@ class Widening:
 
     @classmethod
     def of(cls, module: nn.Module) -> Widening | None:
-        """For the linears of a module that were left stored; None where there are none."""
+        """Return one for the linears of a module that were left stored; None if there are none."""
         found = next((each.dtype for each in module.modules() if isinstance(each, StoredLinear)), None)
         return None if found is None else cls(found)
 
     def together(self, linears: Iterable[Any]) -> Tensor:
-        """Weights of linears with the same inputs, one behind the other; valid until the next ones are asked for."""
+        """Return weights of linears with the same inputs, one behind the other; valid until the next call."""
         weights = [linear.weight.detach() for linear in linears]
         outputs, inputs = sum(len(each) for each in weights), weights[0].shape[1]
         if self._room.numel() < outputs * inputs:
@@ -101,24 +110,22 @@ class Widening:
 
 
 def stored_dtype(slices: Mapping[str, Any]) -> torch.dtype | None:
-    """In which narrow type a checkpoint has all of its matrices; None where it does not."""
+    """Return the 16-bit dtype of all of a checkpoint's matrices; None if they have no such dtype in common."""
     found = {each.get_dtype() for each in slices.values() if len(each.get_shape()) > 1}
     return NARROW.get(found.pop()) if len(found) == 1 else None
 
 
 def storing(kind: type[PreTrainedModel], stored: torch.dtype) -> type[PreTrainedModel]:
-    """The class, whose instances leave the weights of linears and of a plain embedding in the type of their file.
+    """Return a class whose instances leave weights of linears and a plain embedding in their file's dtype.
 
     For families of the loop alone, none of which asks a linear for its type. `widen_rest` ends it.
     """
 
-    def __init__(self: Any, config: Any, *positional: Any, **named: Any) -> None:
-        kind.__init__(self, config, *positional, **named)
+    def leave(model: PreTrainedModel, config: Any) -> None:
         if str(text_config(config).model_type) in FAMILIES:
-            _leave_stored(self, stored)
+            _leave_stored(model, stored)
 
-    members = {"__init__": __init__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    return type(kind.__name__, (kind,), members)  # transformers finds renamings by the class's name
+    return extended(kind, leave)
 
 
 def _leave_stored(model: PreTrainedModel, stored: torch.dtype) -> None:
@@ -160,3 +167,114 @@ def _plain(module: StoredLinear | StoredEmbedding, weight: nn.Parameter) -> nn.M
         plain = nn.Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, device="meta")
     plain.weight = weight
     return plain.train(module.training)
+
+
+ROUTERS = frozenset({"gate", "shared_expert_gate", "router"})
+"""Parts of the names of what chooses experts, which a little noise would choose others by."""
+
+Kept = Callable[[str], Rounded | None]
+"""What a checkpoint stores of a weight in few bits already, by the weight's name."""
+
+
+class Awaiting(nn.Module):
+    """Stands in for a linear whose weight has not been read. Takes the weight in full, and keeps it rounded.
+
+    What shows of the weight stays on the device meta, before and after: shape and type, no numbers.
+    """
+
+    def __init__(self, linear: nn.Module, name: str, bits: Bits, kept: Kept) -> None:
+        """linear: one of torch's, or transformers' Conv1D"""
+        super().__init__()
+        weight: Any = linear.weight
+        self.bits = bits
+        self.linear: QuantisedLinear | None = None
+        self._is_transposed = isinstance(linear, Conv1D)
+        self._kept = kept
+        self._name = name
+        self._parameters["weight"] = nn.Parameter(weight.detach().to("meta"), requires_grad=False)
+        bias: Any = linear.bias
+        self.bias: Tensor | None = bias
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that its weight will take, without the bias."""
+        outputs, inputs = self._shape
+        each = 1 if self.bits == "int8" else 0.5 + 4 / GROUP  # a scale and an offset of two bytes in every group
+        return int(outputs * inputs * each)
+
+    def check(self) -> None:
+        """Raise ModelNotSupported where there is no kernel for its shape."""
+        if self.bits == "int4":
+            check_fits(self._name, *self._shape)
+
+    def settled(self) -> QuantisedLinear:
+        """Return the linear that is to stand here once everything has been read."""
+        assert self.linear is not None, f"no weight was read for {self._name}"
+        self.linear.bias = self.bias
+        return self.linear
+
+    @property
+    def _shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        first, second = self.get_parameter("weight").shape
+        return (second, first) if self._is_transposed else (first, second)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "weight":
+            super().__setattr__(name, value)
+        elif value.device.type != "meta":
+            self._take(value.detach())
+
+    def _take(self, weight: Tensor) -> None:
+        weight = weight.T if self._is_transposed else weight
+        rounded = self._kept(f"{self._name}.weight")
+        if rounded is None or rounded.numbers.shape != weight.shape:
+            rounded = round_to(self.bits, weight)
+        mark_as_loaded(self.get_parameter("weight"))
+        self.__dict__["linear"] = QuantisedLinear(
+            rounded, None, dtype=weight.dtype
+        )  # hidden from who looks for weights
+
+
+def receiving(kind: type[PreTrainedModel], bits: Bits, kept: Kept) -> type[PreTrainedModel]:
+    """Return a class whose instances await their weights. `settle_weights` ends that.
+
+    Raises ModelNotSupported, when one is made, where a shape has no kernel.
+    """
+
+    def await_all(model: PreTrainedModel, _: object) -> None:
+        for linear in await_weights(model, bits, kept):
+            linear.check()
+
+    return extended(kind, await_all)
+
+
+def await_weights(model: PreTrainedModel, bits: Bits, kept: Kept = lambda name: None) -> list[Awaiting]:
+    """Replace the linears of the decoder and the head, but for what chooses experts.
+
+    The head has eight bits in any case: its rows are the tokens, and what it loses is lost to every choice.
+    """
+    head = model.get_output_embeddings()
+    inner = set(model.get_decoder().modules())
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) in (nn.Linear, Conv1D)
+        and (module is head or (module in inner and not ROUTERS & set(name.split("."))))
+    }
+    made = {name: Awaiting(module, name, "int8" if module is head else bits, kept) for name, module in found.items()}
+    for name, each in made.items():
+        replace(model, name, each)
+    return list(made.values())
+
+
+def settle_weights(model: PreTrainedModel) -> None:
+    """Put what was made of each weight in its place."""
+    for name, module in [*model.named_modules()]:
+        if isinstance(module, Awaiting):
+            replace(model, name, module.settled())
+
+
+def replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)

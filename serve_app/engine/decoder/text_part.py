@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,16 +11,20 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.transformers_private import leave_unread
+
+
+class ModelNotSupported(ValueError):
+    """The model has something that this engine does not carry out, or does not fit; the message names it."""
 
 
 def text_config(config: PreTrainedConfig) -> Any:
-    """What a configuration says of text; of a model of text alone, the whole."""
+    """Return the part of a configuration that is about text; for a model of text alone, the whole."""
     return config.get_text_config(decoder=True)
 
 
 def text_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The class that completes text with a checkpoint of this configuration.
+    """Return the class that completes text with a checkpoint of this configuration.
 
     For a model that takes images or sounds as well it is transformers' own class for the whole, whose towers are not
     made: modules keep the names that checkpoints and adapters have for them, and the way from text to logits is the
@@ -50,7 +53,7 @@ def class_named(architecture: str) -> type[PreTrainedModel] | None:
 
 
 def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
-    """The same with its towers, for a model that is to see. Raises ModelNotSupported."""
+    """Return the class with its vision tower. Raises ModelNotSupported."""
     if type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
         raise ModelNotSupported(f"{config.model_type}: transformers has no class that completes text beside images")
     found: type[PreTrainedModel] = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
@@ -58,17 +61,24 @@ def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def _without_towers(whole: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """The class, whose instances drop their towers before any weight is read."""
+    """Return a class whose instances drop their towers before any weight is read."""
 
-    def __init__(self: Any, config: PreTrainedConfig, *positional: Any, **named: Any) -> None:
-        whole.__init__(self, config, *positional, **named)
-        dropped = _drop_towers(self)
-        ignored = set(self._keys_to_ignore_on_load_unexpected or ())
-        self._keys_to_ignore_on_load_unexpected = ignored | {rf"(^|\.){name}\." for name in dropped}
+    def drop(model: Any, _: object) -> None:
+        leave_unread(model, _drop_towers(model))
+
+    return extended(whole, drop)
+
+
+def extended(kind: type[PreTrainedModel], then: Callable[[Any, Any], None]) -> type[PreTrainedModel]:
+    """Return a class whose instances are made as those of `kind`, and then changed: then(model, configuration)."""
+
+    def __init__(self: Any, config: Any, *positional: Any, **named: Any) -> None:
+        kind.__init__(self, config, *positional, **named)
+        then(self, config)
 
     # transformers finds the renaming of a checkpoint's tensors by the class's name
-    members = {"__init__": __init__, "__module__": whole.__module__, "__qualname__": whole.__qualname__}
-    return type(whole.__name__, (whole,), members)
+    members = {"__init__": __init__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), members)
 
 
 def _drop_towers(model: PreTrainedModel) -> list[str]:
@@ -90,7 +100,7 @@ def _drop_towers(model: PreTrainedModel) -> list[str]:
 
 
 def _way(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
-    """The modules from the model to its decoder, one inside the other."""
+    """Return the modules from the model to its decoder, one inside the other."""
     if model is decoder:
         return [model]
     for child in model.children():
@@ -100,37 +110,21 @@ def _way(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
     return []
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """norm_offset: what is added to the weights of norms"""
+FAMILIES: Mapping[str, float] = {
+    **dict.fromkeys(
+        (
+            "cwm", "granite", "iquestcoder", "llama", "ministral", "mistral", "olmo", "olmo2", "olmo3", "phi3", "qwen2",
+            "qwen3", "seed_oss", "smollm3",
+        ),
+        0.0,
+    ),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), 1.0),
+}  # fmt: skip
+"""What is added to the weights of norms, by the `model_type` of the part for text.
 
-    norm_offset: float = 0.0
-
-
-PLAIN = Family()
-GEMMA = Family(norm_offset=1.0)
-
-FAMILIES: Mapping[str, Family] = {
-    "cwm": PLAIN,
-    "gemma": GEMMA,
-    "gemma2": GEMMA,
-    "gemma3_text": GEMMA,
-    "granite": PLAIN,
-    "iquestcoder": PLAIN,
-    "llama": PLAIN,
-    "ministral": PLAIN,
-    "mistral": PLAIN,
-    "olmo": PLAIN,
-    "olmo2": PLAIN,
-    "olmo3": PLAIN,
-    "phi3": PLAIN,
-    "qwen2": PLAIN,
-    "qwen3": PLAIN,
-    "seed_oss": PLAIN,
-    "smollm3": PLAIN,
-}
-"""By the `model_type` of the part for text. The loop is tried beside the model itself when it is loaded, and serves
-where the logits are the same; here is which are tried, since no trial is long enough for all that a family may do."""
+The loop is tried beside the model itself when that is loaded, and serves where the logits are the same. The table says
+which are tried, since no check is long enough for all that a family may do.
+"""
 
 
 LONGROPE = "longrope"
@@ -139,46 +133,30 @@ LONGROPE = "longrope"
 def settle_longrope(module: nn.Module, max_model_len: int) -> None:
     """Fix LongRoPE's frequencies (arXiv 2402.13753), short or long, by the context that is served.
 
-    transformers takes the long ones as soon as the longest row of a batch exceeds the length the model was first
-    trained at: what a sequence gets would depend on its company, and keys that are cached already would not fit any
-    more. Here a context beyond that length has the long ones for every sequence, short ones included, and a context
-    within it the short ones.
+    transformers takes the long ones as soon as a batch's longest row exceeds the length that the model was first
+    trained at. A sequence would depend on its company, and cached keys would not fit any more. Here every sequence has
+    the long ones if the context exceeds that length, else the short ones.
     """
-    for rotary in _rotaries(module):
-        original = int(rotary.parameters["original_max_position_embeddings"])
-        chosen_for = original + 1 if max_model_len > original else original
-        layer_type = {} if rotary.layer_type is None else {"layer_type": rotary.layer_type}
-        embedding = rotary.embedding
-        frequencies, _ = ROPE_INIT_FUNCTIONS[LONGROPE](
-            embedding.config, next(embedding.buffers()).device, seq_len=chosen_for, **layer_type
-        )
-        for name in ("inv_freq", "original_inv_freq", "long_inv_freq"):  # it picks one of the last two: they are one
-            setattr(embedding, rotary.prefix + name, frequencies.clone())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rotary:
-    """One embedding that is LongRoPE, where layers differ for one type of layers."""
-
-    embedding: Any
-    layer_type: str | None
-    parameters: dict[str, Any]
-
-    @property
-    def prefix(self) -> str:
-        return "" if self.layer_type is None else f"{self.layer_type}_"
-
-
-def _rotaries(module: nn.Module) -> Iterator[_Rotary]:
     embedding: Any  # of transformers' many kinds
     for embedding in module.modules():
-        kind = getattr(embedding, "rope_type", None)
-        if kind == LONGROPE:
-            yield _Rotary(embedding=embedding, layer_type=None, parameters=embedding.config.rope_parameters)
-        elif isinstance(kind, dict):
-            for layer_type in (each for each, its_kind in kind.items() if its_kind == LONGROPE):
-                parameters = embedding.config.rope_parameters[layer_type]
-                yield _Rotary(embedding=embedding, layer_type=layer_type, parameters=parameters)
+        kind = getattr(embedding, "rope_type", None)  # some have one for each type of layer
+        kinds = kind if isinstance(kind, dict) else {None: kind}
+        for layer_type in (each for each, its_kind in kinds.items() if its_kind == LONGROPE):
+            _settle(embedding, layer_type, max_model_len)
+
+
+def _settle(embedding: Any, layer_type: str | None, max_model_len: int) -> None:
+    named = {} if layer_type is None else {"layer_type": layer_type}
+    parameters = (
+        embedding.config.rope_parameters if layer_type is None else embedding.config.rope_parameters[layer_type]
+    )
+    original = int(parameters["original_max_position_embeddings"])
+    chosen_for = original + 1 if max_model_len > original else original
+    device = next(embedding.buffers()).device
+    frequencies, _ = ROPE_INIT_FUNCTIONS[LONGROPE](embedding.config, device, seq_len=chosen_for, **named)
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    for name in ("inv_freq", "original_inv_freq", "long_inv_freq"):  # it picks one of the last two: they are one
+        setattr(embedding, prefix + name, frequencies.clone())
 
 
 def take_over_scales(module: nn.Module) -> None:
@@ -189,12 +167,12 @@ def take_over_scales(module: nn.Module) -> None:
 
 
 def scales_queries(layer: Any) -> bool:
-    """Whether an attention module's queries have a factor: Llama 4's layers without rotary embedding."""
+    """Return whether an attention module scales its queries: Llama 4's layers without rotary embedding."""
     return bool(getattr(getattr(layer, "config", None), "attn_temperature_tuning", False)) and not layer.use_rope
 
 
 def query_scale(layer: Any, positions: Tensor) -> Tensor:
-    """The factor of each query of a layer that `scales_queries`, [tokens] float32.
+    """Return the factor of each query of a layer that `scales_queries`, [tokens] float32.
 
     1 + attn_scale · log(1 + ⌊(position + 1) / floor_scale⌋), after arXiv 2501.19399.
     """

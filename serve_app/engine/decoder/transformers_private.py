@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -19,6 +20,12 @@ def from_config(kind: type[PreTrainedModel], config: PreTrainedConfig, *, dtype:
 def lets_attention_be_chosen(model: PreTrainedModel) -> bool:
     """Return whether the model's attention can be exchanged. The public setter only logs a warning if it cannot."""
     return bool(model._can_set_attn_implementation())
+
+
+def leave_unread(model: Any, modules: Iterable[str]) -> None:
+    """Keep `from_pretrained` from reporting weights of these modules. It has no argument for them."""
+    known = set(model._keys_to_ignore_on_load_unexpected or ())
+    model._keys_to_ignore_on_load_unexpected = known | {rf"(^|\.){name}\." for name in modules}
 
 
 def mark_as_loaded(parameter: Tensor) -> None:

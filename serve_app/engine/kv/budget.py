@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.storage import KeyValueShape
 
 AUTO = "auto"
@@ -35,7 +35,7 @@ def kv_budget(
     dtype: torch.dtype,
     device: torch.device,
 ) -> int:
-    """Bytes for keys and values, of one shard where the model is divided; to be asked when the weights are loaded.
+    """Return the bytes for keys and values, of one shard if the model is divided. Call it with weights loaded.
 
     own_limit: the model's own context, in tokens
 
@@ -51,22 +51,17 @@ def kv_budget(
         budget = min(int(free * share), blocks * block_bytes)
     else:
         budget = int(config.kv_cache_bytes) // count
-    needed = bytes_of_steps(config, vocab_size)
-    if config.kv_cache_bytes != AUTO and budget + needed > free:
-        raise ModelNotSupported(
-            f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
-            f" the weights, of which steps take {needed // MIB} MiB, logits among it. Lower it, or leave it {AUTO!r}."
-        )
+    _check_free(config, budget, free=free, vocab_size=vocab_size)
     if budget < block_bytes:
         raise ModelNotSupported(
             f"kv_cache_bytes={config.kv_cache_bytes} gives {budget} bytes, but one block of {config.block_size} tokens"
-            f" takes {block_bytes}"
+            f" takes {block_bytes}. Raise kv_cache_bytes, or lower block_size."
         )
     return budget
 
 
 def bytes_of_steps(config: EngineConfig, vocab_size: int) -> int:
-    """What steps take beside weights, keys and values; logits of as many rows as can be are in float32."""
+    """Return what steps take beside weights, keys and values, with float32 logits of as many rows as can be."""
     return STEP_BYTES + (config.num_places + config.max_logit_rows) * vocab_size * torch.float32.itemsize
 
 
@@ -80,18 +75,25 @@ def check_adapters_fit(
 
     Raises ModelNotSupported.
     """
-    free, needed = free_bytes(device), bytes_of_steps(config, vocab_size)
     resident = sorted(sizes)[-config.max_adapters :]
-    if config.kv_cache_bytes != AUTO and budget + needed + sum(resident) > free:
+    _check_free(config, budget, free=free_bytes(device), vocab_size=vocab_size, adapters=resident)
+
+
+def _check_free(config: EngineConfig, budget: int, *, free: int, vocab_size: int, adapters: Sequence[int] = ()) -> None:
+    """Refuse bytes that were asked for and are not free beside what steps and adapters take. adapters: their bytes"""
+    steps = bytes_of_steps(config, vocab_size)
+    if config.kv_cache_bytes != AUTO and budget + steps + sum(adapters) > free:
+        taken, remedy = ", logits among it", "Lower it"
+        if adapters:
+            taken, remedy = f" and {len(adapters)} adapters {sum(adapters) // MIB} MiB", "Lower it or max_adapters"
         raise ModelNotSupported(
             f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
-            f" the weights, of which steps take {needed // MIB} MiB and {len(resident)} adapters"
-            f" {sum(resident) // MIB} MiB. Lower it or max_adapters, or leave it {AUTO!r}."
+            f" the weights, of which steps take {steps // MIB} MiB{taken}. {remedy}, or leave it {AUTO!r}."
         )
 
 
 def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_per_token: int) -> int:
-    """The longest context, in tokens, that the model, the configuration and the budget allow.
+    """Return the longest context, in tokens, that the model, the configuration and the budget allow.
 
     A context that was asked for is given or refused; the model's own is shortened to what the budget holds. Raises
     ModelNotSupported.
@@ -102,7 +104,7 @@ def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_p
         raise ModelNotSupported(
             f"max_model_len={wanted} does not fit: a sequence of that length takes"
             f" {wanted * bytes_per_token // MIB} MiB of keys and values, kv_cache_bytes is {budget // MIB} MiB, which"
-            f" holds {in_budget} tokens"
+            f" holds {in_budget} tokens. Lower max_model_len, or raise kv_cache_bytes."
         )
     return min(wanted, in_budget)
 
@@ -111,11 +113,14 @@ def check_weights_fit(num_bytes: int, *, device: torch.device) -> None:
     """Refuse weights that take more memory than is free. Raises ModelNotSupported."""
     free = free_bytes(device)
     if num_bytes > free:
-        raise ModelNotSupported(f"the weights take {num_bytes // MIB} MiB, {free // MIB} MiB of memory are free")
+        raise ModelNotSupported(
+            f"the weights take {num_bytes // MIB} MiB, {free // MIB} MiB of memory are free. Set `weights: int8`, or"
+            " serve a smaller model."
+        )
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this process may still take on the device."""
+    """Return the bytes that this process may still take on the device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = free_host_bytes()
@@ -126,7 +131,7 @@ ROOT = Path("/")
 
 
 def free_host_bytes(root: Path = ROOT) -> int | None:
-    """The least that the machine and every cgroup above the process leave; None where nothing says, as off Linux.
+    """Return the least that the machine and every cgroup above the process leave; None off Linux.
 
     root: where proc and sys are
     """
@@ -140,7 +145,7 @@ def _free_of_the_machine(root: Path) -> Iterator[int]:
 
 
 def _free_of_cgroups(root: Path) -> Iterator[int]:
-    """What each limit above this process leaves; the page cache counts as free. Version 2, then version 1."""
+    """Return what each limit above this process leaves, in cgroups v2, then v1; the page cache counts as free."""
     groups = root / "sys/fs/cgroup"
     own = groups / _own_cgroup(root)
     for folder in (own, *own.parents):

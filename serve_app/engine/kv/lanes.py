@@ -1,11 +1,12 @@
 """Keys and values on contiguous lanes: one lane per running sequence, and a pool of cached blocks.
 
-Attention over contiguous keys and values measured about twice as fast on CPUs as over gathered pages. Lanes and pool
-are address space for the worst case, of which only what is used is committed: a block takes memory either in its
-holder's lane or in the pool, never in both. So a hit moves blocks from the pool into the lane, and what is kept of a
-sequence moves back when it ends, a few at a time, so that no more than these are in both; two running sequences cannot
-share a block and have a copy each. What is still to be moved to a holding's lane (`Holding.pending`) is in the pool, or
-on another lane.
+On CPUs attention over contiguous keys and values measured about twice as fast as over gathered pages. Lanes and pool
+are address space for the worst case; only what is used takes memory. A block is either in its holder's lane or in the
+pool:
+
+1. a hit moves blocks from the pool to the lane, or copies those that another running sequence holds;
+2. until then they are pending (`Holding.pending`);
+3. when a sequence ends, what is kept of it moves back to the pool, a few blocks at a time.
 """
 
 from __future__ import annotations
@@ -18,14 +19,28 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from math import gcd, lcm, prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.attention import GroupedPlan
-from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.kv.lane_plans import RowsPlan, TrunkPlan, find_trunks
-from serve_app.engine.kv.storage import AttentionPlan, Group, Holding, KeyValueShape, Reading, runs, tiles
+from serve_app.engine.decoder.text_part import ModelNotSupported
+from serve_app.engine.kv.storage import (
+    AttentionPlan,
+    Group,
+    GroupedPlan,
+    Holding,
+    KeyValueShape,
+    Reading,
+    attend,
+    runs,
+    tiles,
+)
+from serve_app.kernels.forms import Row, Scoring
+from serve_app.kernels.interface import attention_of_rows
+
+if TYPE_CHECKING:
+    from serve_app.kernels.cpu.rows import RowsKernel, Table
 
 PAGE = mmap.PAGESIZE
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -35,8 +50,8 @@ IS_LINUX = sys.platform == "linux"
 class Reservation:
     """Address space for a tensor, all zeros; what is never written takes no memory.
 
-    Small pages are asked for: with large ones a single position would commit two megabytes. Raises ModelNotSupported
-    where so much is not promised.
+    It asks for small pages, as a single position would commit two megabytes of large ones. Raises ModelNotSupported if
+    the kernel does not promise so much.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -49,7 +64,7 @@ class Reservation:
             self._memory.madvise(mmap.MADV_NOHUGEPAGE)
 
     def tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor over the beginning of the memory, which it keeps alive."""
+        """Return a tensor over the beginning of the memory, which it keeps alive."""
         return torch.frombuffer(self._memory, dtype=dtype, count=prod(shape)).view(shape)
 
     def give_back(self, begin: int, end: int) -> None:
@@ -73,14 +88,14 @@ def _unpromised(num_bytes: int, error: Exception) -> str:
     except OSError:
         rule = "unknown"
     return (
-        f"keys and values want {num_bytes >> 20} MiB of address space at once, of which only what is used takes memory,"
-        f" and the kernel does not promise it ({error}; vm.overcommit_memory is {rule}, where 2 promises no more than"
-        " there is). Lower max_num_sequences or max_model_len, or set vm.overcommit_memory to 0."
+        f"keys and values want {num_bytes >> 20} MiB of address space at once, and the kernel refuses it ({error};"
+        f" vm.overcommit_memory is {rule}, and with 2 the kernel promises no more than there is). Only what is used"
+        " takes memory. Lower max_num_sequences or max_model_len, or set vm.overcommit_memory to 0."
     )
 
 
 MOVED_BYTES = 8 << 20
-"""What blocks that move between a lane and the pool take twice at most."""
+"""Of blocks that move between a lane and the pool, at most so much is in both."""
 
 
 class LaneStorage:
@@ -112,15 +127,15 @@ class LaneStorage:
         self._pool_memory = Reservation(self._block_bytes * num_blocks)
         pool = self._pool_memory.tensor((self._block_bytes * num_blocks // dtype.itemsize,), dtype)
         sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
-        self._alike: dict[tuple[int, int], Alike] = {}
+        self._layer_groups: dict[tuple[int, int], LayerGroup] = {}
         offset = 0
         for (heads, dim), num_parts in Counter(sizes).items():
             whole = (num_blocks, num_parts, block_size, heads, dim)
             strides = (self._block_bytes // dtype.itemsize, block_size * heads * dim, heads * dim, dim, 1)
             blocks = torch.as_strided(pool, whole, strides, offset)
-            self._alike[heads, dim] = Alike.reserve((num_parts, num_lanes, self._lane_length), blocks)
+            self._layer_groups[heads, dim] = LayerGroup.reserve((num_parts, num_lanes, self._lane_length), blocks)
             offset += num_parts * block_size * heads * dim
-        parts = {size: iter(alike.lanes) for size, alike in self._alike.items()}
+        parts = {size: iter(group.lanes) for size, group in self._layer_groups.items()}
         lanes = [next(parts[size]) for size in sizes]  # of each layer its keys, then its values
         self._keys, self._values = lanes[::2], lanes[1::2]
 
@@ -129,40 +144,33 @@ class LaneStorage:
             self._move_in(holding, first + at, blocks[at : at + self.piece_blocks])
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        for alike in self._alike.values():
-            alike.copy(source.place, target.place, begin, end)
+        for group in self._layer_groups.values():
+            group.copy(source.place, target.place, begin, end)
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
         """Nothing: the rest of a lane is zeros."""
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        """In the place of what is on the lane, which is void behind it."""
         for _, some in groupby(indices, lambda index: index // self.piece_blocks):
             self._move_out(holding, list(some))
 
     def vacate(self, holding: Holding, first: int = 0) -> None:
         begin = -(-first // self._unit_blocks) * self._unit_blocks
         if begin < len(holding.blocks):
-            for alike in self._alike.values():
-                alike.give_back(holding.place, begin * self.block_size, len(holding.blocks) * self.block_size)
+            for group in self._layer_groups.values():
+                group.give_back(holding.place, begin * self.block_size, len(holding.blocks) * self.block_size)
 
     def discard(self, blocks: Sequence[int]) -> None:
-        for begin, end in _neighbours(blocks):
-            self._pool_memory.give_back(begin * self._block_bytes, end * self._block_bytes)
+        numbers = sorted(blocks)
+        for each in stretches_of(numbers, numbers):
+            self._pool_memory.give_back(each.block * self._block_bytes, (each.block + each.length) * self._block_bytes)
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         base = holding.place * self._lane_length
         return range(base + begin, base + end)
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
-        """By our own kernel where there is one: it reads every row's keys sooner than torch reads common ones once."""
-        return RowsPlan(self, readings, places, by_torch=lambda: self.plan_by_torch(readings, places))
-
-    def plan_by_torch(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
-        """Copies of a prefix are in the lane of each that has it; one of them is read."""
-        if trunks := find_trunks(readings, self.block_size):
-            return TrunkPlan(self, readings, trunks, places)
-        return GroupedPlan(self, self.groups(readings), places)
+        return RowsPlan(self, readings, places)
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
         found: list[Group] = []
@@ -181,37 +189,35 @@ class LaneStorage:
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         assert isinstance(group.rows, tuple)
         lanes = slice(*group.rows)
-        keys = slice(group.first_key, group.first_key + group.num_keys)
-        return self._keys[layer][lanes, keys], self._values[layer][lanes, keys]
+        return self._keys[layer][lanes, : group.num_keys], self._values[layer][lanes, : group.num_keys]
 
     def all_positions(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Return one layer's keys and values of all lanes, each [positions, heads, dim]."""
         return self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1)
 
     def first_position(self, place: int) -> int:
+        """Return the position, among those of all lanes, at which a place's lane begins."""
         return place * self._lane_length
 
-    def read_place(self, layer: int, place: int, num_keys: int) -> tuple[Tensor, Tensor]:
-        return self._keys[layer][place, :num_keys], self._values[layer][place, :num_keys]
-
     def _move_in(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        """Cached blocks, which the pool gives back, to the lane, as the holding's from `first` on."""
+        """Move cached blocks from the pool to the lane, as the holding's from `first` on."""
         for stretch in stretches_of(range(first, first + len(blocks)), blocks):
-            for alike in self._alike.values():
-                alike.move_in(holding.place, stretch)
+            for group in self._layer_groups.values():
+                group.move_in(holding.place, stretch)
         self.discard(blocks)
 
     def _move_out(self, holding: Holding, indices: Sequence[int]) -> None:
-        """Blocks of these indices to the pool; the lane gives back all from where their pages begin."""
+        """Move the blocks of these indices to the pool; the lane gives back all from where their pages begin."""
         for stretch in stretches_of(indices, [holding.blocks[index] for index in indices]):
-            for alike in self._alike.values():
-                alike.move_out(holding.place, stretch)
+            for group in self._layer_groups.values():
+                group.move_out(holding.place, stretch)
         begin = indices[0] // self.piece_blocks * self.piece_blocks
-        for alike in self._alike.values():
-            alike.give_back(holding.place, begin * self.block_size, (indices[-1] + 1) * self.block_size)
+        for group in self._layer_groups.values():
+            group.give_back(holding.place, begin * self.block_size, (indices[-1] + 1) * self.block_size)
 
 
 def _group_of(run: Sequence[Reading]) -> Group:
-    """Single queries of lanes from the run's first to its last; lanes between that have none compute nothing."""
+    """Return the single queries of all lanes from the run's first to its last; some lanes may have none."""
     first, last = run[0].place, run[-1].place
     by_lane = {reading.place: reading for reading in run}
     tokens = [by_lane[lane].first_token if lane in by_lane else run[0].first_token for lane in range(first, last + 1)]
@@ -228,24 +234,13 @@ def _group_of(run: Sequence[Reading]) -> Group:
 
 
 def _whole_pages(shape: KeyValueShape, block_size: int, dtype: torch.dtype) -> int:
-    """How many positions are whole blocks, and whole pages of memory in every layer, so that lanes share no page."""
+    """Return how many positions are whole blocks and, in every layer, whole pages, so that lanes share no page."""
     unit = block_size
     for layer in shape.layers:
         for dim in (layer.key_dim, layer.value_dim):
             position_bytes = layer.heads * dim * dtype.itemsize
             unit = lcm(unit, PAGE // gcd(PAGE, position_bytes))
     return unit
-
-
-def _neighbours(blocks: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs of blocks with neighbouring numbers, each from … to."""
-    found: list[tuple[int, int]] = []
-    for block in sorted(blocks):
-        if found and found[-1][1] == block:
-            found[-1] = (found[-1][0], block + 1)
-        else:
-            found.append((block, block + 1))
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +253,8 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
-    """Parts, which are the keys or the values of a layer each, of so many heads of one size.
+class LayerGroup:
+    """The keys or values of all layers that have the same heads; each layer's keys, or values, are one part.
 
     lanes:  [parts, lanes, lane_length, heads, dim];  pool: [blocks, parts, block_size, heads, dim], strided
     memory: of the lanes, which share no page
@@ -270,14 +265,14 @@ class Alike:
     memory: Reservation
 
     @classmethod
-    def reserve(cls, lanes: tuple[int, int, int], pool: Tensor) -> Alike:
-        """Lanes for such a pool: parts, how many each has, and how many positions each of these."""
+    def reserve(cls, lanes: tuple[int, int, int], pool: Tensor) -> LayerGroup:
+        """Reserve lanes for such a pool. lanes: parts, lanes of each, positions of each lane"""
         shape = (*lanes, *pool.shape[3:])
         memory = Reservation(prod(shape) * pool.itemsize)
         return cls(memory.tensor(shape, pool.dtype), pool, memory)
 
     def copy(self, source: int, target: int, begin: int, end: int) -> None:
-        """Positions begin … end-1 from one lane to another."""
+        """Copy positions begin … end-1 from one lane to another."""
         self.lanes[:, target, begin:end].copy_(self.lanes[:, source, begin:end])
 
     def move_in(self, lane: int, stretch: Stretch) -> None:
@@ -289,7 +284,7 @@ class Alike:
         self._in_pool(stretch).copy_(self._on_lane(lane, stretch))
 
     def give_back(self, lane: int, begin: int, end: int) -> None:
-        """Zero the lane's positions from `begin`, where a page begins, up to the end of a page."""
+        """Zero the lane's positions from `begin`, where a page begins, up to a page's end, and free the pages."""
         size = self.lanes.stride(2) * self.lanes.itemsize
         num_bytes = -(-(end - begin) * size // PAGE) * PAGE
         for part in self.lanes:
@@ -308,7 +303,7 @@ class Alike:
 
 
 def stretches_of(indices: Sequence[int], blocks: Sequence[int]) -> list[Stretch]:
-    """The blocks that stand at these indices, in as few stretches as can be."""
+    """Put the blocks that stand at these indices into as few stretches as can be."""
     found: list[Stretch] = []
     for index, block in zip(indices, blocks, strict=True):
         last = found[-1] if found else None
@@ -316,4 +311,105 @@ def stretches_of(indices: Sequence[int], blocks: Sequence[int]) -> list[Stretch]
             found[-1] = replace(last, length=last.length + 1)
         else:
             found.append(Stretch(index, block, 1))
+    return found
+
+
+SHORT = 8
+"""Up to so many queries of one sequence in a step are the kernel's: a token and the guesses behind it."""
+
+
+class RowsPlan:
+    """An attention plan for lanes: our own kernel for short spans, torch for long prompts.
+
+    A layer that the kernel does not know, with a cap, sinks or some sizes of heads, is torch's.
+    """
+
+    def __init__(self, storage: LaneStorage, readings: Sequence[Reading], places: Tensor) -> None:
+        self._storage = storage
+        self._places = places
+        self._readings = readings
+        self._ours = [each for each in readings if each.length <= SHORT]
+        self._others: Sequence[Group] | None = None
+        self._tables: dict[tuple[int | None, int | None], list[Table]] = {}
+        self._is_decoding = all(each.length == 1 for each in readings)
+        self._by_torch: GroupedPlan | None = None
+
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        keys, values = self._storage.all_positions(layer)
+        kernel = kernel_of(query, keys, values, scoring)
+        if kernel is None or not self._ours:
+            return self._plan_of_torch().run(layer, query, key, value, scoring=scoring)
+        new = None if key is None or value is None else (key, value)
+        if new is not None and not self._is_decoding:
+            self._storage.write(layer, self._places, *new)
+            new = None
+        output = query.new_empty(query.shape)
+        for table in self._tables_for(kernel, scoring):
+            kernel.run(query, keys, values, table, output, scale=scoring.scale, new=new)
+        for group in self._groups():
+            keys, values = self._storage.read(layer, group)
+            mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
+            group.put(output, attend(group.queries(query), keys, values, mask=mask, scale=scoring.scale))
+        return output
+
+    def _groups(self) -> Sequence[Group]:
+        if self._others is None:
+            self._others = self._storage.groups([each for each in self._readings if each.length > SHORT])
+        return self._others
+
+    def _tables_for(self, kernel: RowsKernel, scoring: Scoring) -> list[Table]:
+        name = scoring.window, scoring.chunk
+        if name not in self._tables:
+            stretch = kernel.stretch
+            rows = rows_of(self._storage, self._ours, window=scoring.window, chunk=scoring.chunk, stretch=stretch)
+            self._tables[name] = kernel.tables(rows)
+        return self._tables[name]
+
+    def _plan_of_torch(self) -> GroupedPlan:
+        if self._by_torch is None:
+            self._by_torch = GroupedPlan(self._storage, self._storage.groups(self._readings), self._places)
+        return self._by_torch
+
+
+def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> RowsKernel | None:
+    """The kernel for such a layer, if there is one."""
+    if scoring.softcap is not None or scoring.sinks is not None or keys.shape != values.shape:
+        return None
+    if query.dtype != keys.dtype:
+        return None
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    return attention_of_rows(heads // kv_heads, query.shape[2], query.dtype) if heads % kv_heads == 0 else None
+
+
+def rows_of(
+    storage: LaneStorage, readings: Sequence[Reading], *, window: int | None, chunk: int | None, stretch: int
+) -> list[Row]:
+    """Return each query with the keys that it sees; stretch: keys that may be read elsewhere together."""
+    rows = []
+    for reading, common in zip(readings, _in_common(storage, readings, stretch), strict=True):
+        lane = storage.first_position(reading.place)
+        for number in range(reading.length):
+            position, token = reading.start + number, reading.first_token + number
+            in_window = 0 if window is None else position + 1 - window
+            begin = max(0, in_window, 0 if chunk is None else position - position % chunk)
+            elsewhere = () if begin else common
+            rows.append(Row(token=token, position=lane + begin, num_keys=position + 1 - begin, elsewhere=elsewhere))
+    return rows
+
+
+def _in_common(storage: LaneStorage, readings: Sequence[Reading], stretch: int) -> list[Sequence[int]]:
+    """Return for each reading where its first stretches are read.
+
+    Of several copies of a shared prefix one is read, which stays in the CPU's cache. A block's name says what is the
+    same: it covers all tokens before it.
+    """
+    num_blocks = stretch // storage.block_size
+    if len(readings) < 2 or stretch % storage.block_size:
+        return [()] * len(readings)
+    lanes: dict[bytes, int] = {}
+    found: list[Sequence[int]] = []
+    for reading in readings:
+        own, computed = storage.first_position(reading.place), reading.names[: reading.start // storage.block_size]
+        last = computed[num_blocks - 1 :: num_blocks]
+        found.append([lanes.setdefault(name, own) + at * stretch for at, name in enumerate(last)])
     return found

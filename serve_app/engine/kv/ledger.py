@@ -57,7 +57,7 @@ class BlockLedger:
 
     @property
     def num_available(self) -> int:
-        """How many blocks `take` can give."""
+        """Return how many blocks `take` can give."""
         return len(self._free) + self._num_cached
 
     def is_held(self, block: int) -> bool:
@@ -171,7 +171,7 @@ class BlockLedger:
             self._push_if_leaf(parent)
 
     def _is_leaf(self, name: bytes) -> bool:
-        """Whether it is cached and no cached block goes on from it. Where anything is cached, something is a leaf."""
+        """Return whether a block is cached and no cached block follows it. If any is cached, some are leaves."""
         return name not in self._cached_children and self._named[name].block not in self._num_holders
 
     def _push_if_leaf(self, name: bytes) -> None:

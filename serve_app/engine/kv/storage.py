@@ -1,4 +1,4 @@
-"""The interface between the block ledger and the tensors that hold keys and values."""
+"""The interface between the block ledger and the tensors of keys and values, and attention over them by torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from serve_app.kernels.forms import Scoring
 
 
 @dataclass(slots=True, eq=False)
 class Holding:
-    """What one running sequence has of the store.
+    """One running sequence's part of the store.
 
     place:   its number among those that run; the lowest free one when it came
     blocks:  its block table, a block per `block_size` positions
@@ -28,7 +31,7 @@ class Holding:
 
     @property
     def num_filled(self) -> int:
-        """How many of its first blocks are not pending."""
+        """Return how many of its first blocks are not pending."""
         return next(iter(self.pending), len(self.blocks))
 
 
@@ -76,7 +79,7 @@ class Storage(Protocol):
         ...
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
-        """Where positions begin … end-1 are written, one number per position, the same in all layers."""
+        """Return where positions begin … end-1 are written, one number per position, the same in all layers."""
         ...
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
@@ -86,42 +89,17 @@ class Storage(Protocol):
         """
         ...
 
-    def groups(self, readings: Sequence[Reading]) -> list[Group]:
-        """Put readings together that can be attended to in one call.
-
-        readings: in the order of their tokens in the packed row
-        """
-        ...
-
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         """Write one layer's new keys and values; key, value: [tokens, heads, dim]."""
         ...
 
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
-        """One layer's keys and values of a group, each [rows, keys, heads, dim]."""
+        """Return one layer's keys and values of a group, each [rows, keys, heads, dim]."""
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scoring:
-    """How a layer weighs the keys that a query sees.
-
-    scale:   what scores are multiplied by
-    window:  a query sees itself and so many positions before it less one; None sees all before it
-    chunk:   a query sees nothing before the last multiple of it; None has no such border
-    softcap: bounds the scores to ±softcap by tanh (Gemma 2, arXiv 2408.00118)
-    sinks:   [heads], logits of nothing
-    """
-
-    scale: float
-    window: int | None = None
-    chunk: int | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-
-
 class AttentionPlan(Protocol):
-    """What one step's attention has in common for all layers, made once by the storage that it reads."""
+    """One step's attention, prepared once for all layers by the storage that it reads."""
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
         """Write one layer's new keys and values, if it has any, and attend to all that each query sees.
@@ -199,12 +177,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Queries attended to in one call: `length` of each row, over `num_keys` positions of each row from `first_key` on.
+    """Queries attended to in one call: `length` of each row, over the first `num_keys` positions of each row.
 
     rows:   which keys each row sees, as the storage says: places from … to, or a table of blocks [rows, blocks]
     tokens: the packed tokens of the queries, [rows * length] int64, or where they lie side by side, from … to
     filled: which rows are somebody's, int64; None is all. The others are places that happen to lie between
-    starts: position of each row's first query, counted from the first key
+    starts: position of each row's first query
     masks:  what was built for this step so far, by window, chunk and element type
     """
 
@@ -214,7 +192,6 @@ class Group:
     length: int
     num_keys: int
     starts: tuple[int, ...]
-    first_key: int = 0
     masks: dict[tuple[int | None, int | None, torch.dtype], Tensor | None] = field(default_factory=dict, compare=False)
 
     @property
@@ -222,7 +199,7 @@ class Group:
         return len(self.starts)
 
     def queries(self, packed: Tensor) -> Tensor:
-        """The group's part of [tokens, heads, dim], as [rows, length, heads, dim]."""
+        """Return the group's part of [tokens, heads, dim], as [rows, length, heads, dim]."""
         picked = packed[self.tokens[0] : self.tokens[1]] if isinstance(self.tokens, tuple) else packed[self.tokens]
         return picked.view(self.num_rows, self.length, *packed.shape[1:])
 
@@ -239,7 +216,7 @@ class Group:
     def mask(
         self, window: int | None, dtype: torch.dtype, device: torch.device, *, chunk: int | None = None
     ) -> Tensor | None:
-        """What is added to the scores, [rows, 1, length, keys]: 0 where a query sees a key, else -inf; None is all 0.
+        """Return what is added to scores, [rows, 1, length, keys]: 0 if a query sees a key, else -inf; None is all 0.
 
         window: a query sees itself and so many positions before it less one; None sees all before it
         chunk:  a query sees nothing before the last multiple of it; None has no such border
@@ -268,7 +245,7 @@ class Group:
 
 
 def tiles(reading: Reading, rows: tuple[int, int] | Tensor) -> list[Group]:
-    """A chunk of one sequence, in pieces whose masks stay small."""
+    """Cut a chunk of one sequence into pieces whose masks stay small."""
     groups = []
     for offset in range(0, reading.length, MAX_CHUNK_ROWS):
         length = min(MAX_CHUNK_ROWS, reading.length - offset)
@@ -304,3 +281,98 @@ def runs(readings: Sequence[Reading]) -> list[list[Reading]]:
         found.append([reading])
         num_rows, longest = 1, reading.num_keys
     return found
+
+
+class GroupedPlan:
+    """A plan that reads each group's keys and values from its storage, and attends in torch's own operations."""
+
+    def __init__(self, storage: Storage, groups: Sequence[Group], places: Tensor) -> None:
+        self._storage = storage
+        self._groups = groups
+        self._places = places
+
+    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
+        if key is not None and value is not None:
+            self._storage.write(layer, self._places, key, value)
+        output: Tensor | None = None
+        for group in self._groups:
+            keys, values = self._storage.read(layer, group)
+            mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
+            queries, softcap, sinks = group.queries(query), scoring.softcap, scoring.sinks
+            attended = attend(queries, keys, values, mask=mask, scale=scoring.scale, softcap=softcap, sinks=sinks)
+            output = query.new_empty(*query.shape[:2], attended.shape[-1]) if output is None else output
+            group.put(output, attended)
+        assert output is not None, "a step has tokens"
+        return output
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attend; query heads share key heads in equal parts, in their order.
+
+    query: [rows, length, heads, dim];  key, value: [rows, keys, kv_heads, dim]
+    mask:  [rows, 1, length, keys], added to the scores;  sinks: [heads], logits of nothing
+    softcap bounds the scores to ±softcap by tanh (Gemma 2, arXiv 2408.00118)
+
+    Returns [rows, length, heads, value_dim].
+    """
+    if softcap is None and sinks is None:
+        if query.shape[1] == 1:
+            return _attend_once(query, key, value, mask=mask, scale=scale)
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            attn_mask=mask,
+            scale=scale,
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+        return attended.transpose(1, 2)
+    return _attend_plainly(query, key, value, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
+
+
+def _attend_once(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float) -> Tensor:
+    """One query per row: the heads that share a key head become its queries, so that keys are read once."""
+    rows, _, heads, dim = query.shape
+    folded = query.view(rows, key.shape[2], -1, dim)
+    attended = F.scaled_dot_product_attention(
+        folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scale
+    )
+    return attended.reshape(rows, 1, heads, -1)
+
+
+def _attend_plainly(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attend in single operations, for what the fused kernel does not know."""
+    rows, length, heads, dim = query.shape
+    kv_heads = key.shape[2]
+    folded = query.view(rows, length, kv_heads, -1, dim).permute(0, 2, 3, 1, 4)  # [rows, kv, group, length, dim]
+    scores = (folded @ key.permute(0, 2, 3, 1)[:, :, None]) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores = scores.float()
+    if mask is not None:
+        scores = scores + mask[:, :, None]
+    if sinks is not None:
+        column = sinks.view(1, kv_heads, -1, 1, 1).expand(rows, -1, -1, length, 1)
+        weights = torch.softmax(torch.cat([scores, column.to(scores.dtype)], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)
+    attended = weights.to(value.dtype) @ value.permute(0, 2, 1, 3)[:, :, None]
+    return attended.permute(0, 3, 1, 2, 4).reshape(rows, length, heads, -1)

@@ -8,11 +8,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from itertools import groupby, islice, takewhile, tee
+from itertools import compress, groupby, islice, takewhile, tee
 from operator import itemgetter
 
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.loading import LoadedModel
+from serve_app.engine.decoder.text_part import text_config
+from serve_app.engine.kv.lanes import LaneStorage
 from serve_app.engine.kv.ledger import BlockLedger, block_hashes
+from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.tensor_parallel.workers import ReplicatedStorage
+from serve_app.kernels.interface import attention_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +30,9 @@ class KeyValueStore:
     num_places: sequences that may run at once;  num_spare: of these, such that are for few
     num_copied_tokens: positions copied from one place of memory to another so that a sequence can begin, ever since
 
-    What a storage cannot share is a holding's in the ledger at once, and brought or copied by `fill`. What is pending
-    is copied from who opened earlier, so the first one that is not filled can always go on. What is kept of a long
-    holding that was closed is moved by `fill`, too, or when somebody wants its place or its blocks.
+    If a storage cannot share a block, the ledger gives the holding one of its own at once, and `fill` brings or copies
+    the contents. They come from a holding that opened earlier, so the first unfilled one can always go on. `fill` also
+    moves what is kept of a long closed holding. If somebody wants its place or its blocks, they are moved then.
 
     Invariant: blocks held + blocks cached + blocks free == num_blocks, and what a storage keeps is no more.
     """
@@ -48,20 +55,20 @@ class KeyValueStore:
         self._num_places = num_places
         self._num_spare = num_spare
         self._free_places = list(range(num_places))
-        self._closings = Closings(storage, partial(heappush, self._free_places))
+        self._releases = DeferredReleases(storage, partial(heappush, self._free_places))
         self.num_copied_tokens = 0
         self._holdings: dict[int, Holding] = {}
         self._filling = Filling(storage, self._holdings, block_size)
 
     @property
     def has_free_place(self) -> bool:
-        """For anybody."""
-        return len(self._free_places) + len(self._closings) > self._num_spare
+        """Return whether any sequence may open."""
+        return len(self._free_places) + len(self._releases) > self._num_spare
 
     @property
     def has_spare_place(self) -> bool:
-        """For those at least who have less than their share."""
-        return bool(self._free_places) or bool(self._closings)
+        """Return whether a sequence of a flow with less than its share may open."""
+        return bool(self._free_places) or bool(self._releases)
 
     @property
     def num_cached_blocks(self) -> int:
@@ -83,7 +90,7 @@ class KeyValueStore:
     def open(self) -> Holding:
         """Take the lowest free place, with nothing on it. Only where `has_spare_place`."""
         if not self._free_places:
-            self._settle(self._closings.finish_first)
+            self._settle(self._releases.finish_first)
         holding = Holding(heappop(self._free_places))
         self._holdings[holding.place] = holding
         return holding
@@ -99,7 +106,7 @@ class KeyValueStore:
         return True
 
     def can_reserve(self, num_tokens: int) -> bool:
-        """Whether a new holding could hold `num_tokens` now."""
+        """Return whether a new holding could hold `num_tokens` now."""
         return self.blocks_for(num_tokens) <= self._ledger.num_available
 
     def match_prefix(self, holding: Holding, token_ids: Sequence[int], *, salt: bytes) -> int:
@@ -111,12 +118,12 @@ class KeyValueStore:
         assert not holding.blocks, "a prefix is matched first"
         hashes, names = tee(block_hashes(token_ids[:-1], self.block_size, salt=salt))
         found = self._ledger.match(hashes)
-        if not self._settle(partial(self._closings.finish, found)):
+        if not self._settle(partial(self._releases.finish, found)):
             found = []
         is_own = [self.storage.shares_held or not self._ledger.is_held(block) for block in found]
-        self._share(found, is_own)  # before any is taken, which could evict them
+        self._share(compress(found, is_own))  # before any is taken, which could evict them
         count = self._affordable(is_own)
-        self._ledger.drop(block for block, own in zip(found[count:], is_own[count:], strict=True) if own)
+        self._ledger.drop(compress(found[count:], is_own[count:]))
         copies = self._take_blocks(is_own[:count].count(False))
         holding.blocks = [block if own else copies.pop() for block, own in zip(found[:count], is_own, strict=False)]
         holding.names = list(islice(names, count))
@@ -134,10 +141,9 @@ class KeyValueStore:
         assert not parent.pending, "who is not filled computes nothing that others want"
         full = num_tokens // self.block_size
         shared = full if self.storage.shares_held else 0
-        self._share(parent.blocks[:shared], [True] * shared)
+        self._share(parent.blocks[:shared])
         child.blocks = parent.blocks[:shared]
-        missing = self.blocks_for(num_tokens) - shared
-        if missing:
+        if missing := self.blocks_for(num_tokens) - shared:
             self._take(child, missing)
         child.pending = dict.fromkeys(range(shared, full), parent)
         if rest := num_tokens - full * self.block_size:
@@ -148,9 +154,9 @@ class KeyValueStore:
     def fill(self, most: int) -> None:
         """Copy up to `most` positions that are pending or kept, but a block at least, and no less than a piece."""
         left = max(1, most // self.block_size)
-        if num_kept := self._closings.num_blocks:
-            self._settle(partial(self._closings.advance, left // 2))
-            left = max(1, left - num_kept + self._closings.num_blocks)
+        if num_kept := self._releases.num_blocks:
+            self._settle(partial(self._releases.advance, left // 2))
+            left = max(1, left - num_kept + self._releases.num_blocks)
         self.num_copied_tokens += self._filling.fill(left) * self.block_size
 
     def fill_first(self) -> bool:
@@ -183,9 +189,9 @@ class KeyValueStore:
         kept = {*self._drop(holding), *(holding.blocks[index] for index in heirs)}
         filled = holding.blocks[: holding.num_filled]
         indices = [index for index, block in enumerate(filled) if block in kept]
-        if not at_once and not heirs and self._closings.takes(indices):
+        if not at_once and not heirs and self._releases.takes(indices):
             del self._holdings[holding.place]
-            self._closings.add(holding, len(indices))
+            self._releases.add(holding, len(indices))
             return
         try:
             self.storage.keep(holding, indices)
@@ -211,10 +217,9 @@ class KeyValueStore:
 
         lengths: computed tokens by place in use
         """
-        assert lengths.keys() == self._holdings.keys(), (
-            f"places {sorted(self._holdings)} held, {sorted(lengths)} in use"
-        )
-        assert len(self._free_places) + len(self._closings) + len(self._holdings) == self._num_places, "a place is lost"
+        places = sorted(self._holdings)
+        assert sorted(lengths) == places, f"places {places} held, {sorted(lengths)} in use"
+        assert len(self._free_places) + len(self._releases) + len(self._holdings) == self._num_places, "a place is lost"
         self._ledger.check_integrity(holding.blocks for holding in self._holdings.values())
         for place, length in lengths.items():
             held = len(self._holdings[place].blocks)
@@ -223,7 +228,7 @@ class KeyValueStore:
         assert all(self._holdings.get(each.place) is each for each in sources), "what is to be copied is lost"
 
     def _settle(self, move: Callable[[], object]) -> bool:
-        """Have places emptied; False where that fails, and nothing that was cached is found any more."""
+        """Empty places. If that fails, return False, and forget everything that was cached."""
         try:
             move()
         except Exception:
@@ -233,7 +238,7 @@ class KeyValueStore:
         return True
 
     def _forget_cached(self, also: Iterable[int] = ()) -> None:
-        self._closings.clear()
+        self._releases.clear()
         self.storage.discard(sorted({*also, *self._ledger.forget_cached()}))
 
     def _take(self, holding: Holding, count: int) -> None:
@@ -244,17 +249,16 @@ class KeyValueStore:
     def _take_blocks(self, count: int) -> list[int]:
         blocks, evicted = self._ledger.take(count)
         if evicted:
-            self._closings.forget(evicted)
+            self._releases.forget(evicted)
             self.storage.discard(evicted)
         return blocks
 
-    def _share(self, blocks: Sequence[int], is_own: Sequence[bool]) -> None:
-        for block, own in zip(blocks, is_own, strict=True):
-            if own:
-                self._ledger.share(block)
+    def _share(self, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._ledger.share(block)
 
     def _affordable(self, is_own: Sequence[bool]) -> int:
-        """How many blocks from the first on can be had, where those that are not the holding's own are taken anew."""
+        """Return how many blocks from the first on can be had, if those that are not its own are taken anew."""
         num_left = self._ledger.num_available
         for index, own in enumerate(is_own):
             if not own:
@@ -289,7 +293,7 @@ class KeyValueStore:
         return cached
 
     def _holder_of(self, block: int, index: int) -> Holding:
-        """Who holds a block that is found by its name: it is the same one of every table that it stands in."""
+        """Return a holder of a block that was found by its name, which has the same index in every table."""
         return next(each for each in self._holdings.values() if each.blocks[index : index + 1] == [block])
 
     def _forget(self, holding: Holding) -> None:
@@ -299,8 +303,8 @@ class KeyValueStore:
 
 
 @dataclass(slots=True, eq=False)
-class _Closing:
-    """indices: rising, at least one, of its blocks that are cached and still at its place"""
+class _Release:
+    """A closed holding. indices: rising, at least one, of its blocks that are cached and still at its place"""
 
     holding: Holding
     indices: list[int]
@@ -310,11 +314,12 @@ class _Closing:
         return {self.holding.blocks[index] for index in self.indices}
 
 
-class Closings:
-    """The oldest comes first. Blocks are cached by the ledger's books from the beginning, wherever their contents are.
+class DeferredReleases:
+    """Empties the places of closed holdings a few blocks at a time, the oldest first.
 
-    So whoever has such a block brought has its place emptied first, and one that is evicted is given back where it is.
-    A failure goes through, and then everything that is cached has to be forgotten.
+    The ledger counts their blocks as cached from the beginning, wherever the contents are. Before such a block is
+    brought, its place is emptied; if it is evicted, its memory is given back where it is. A failure goes through, and
+    then everything that is cached has to be forgotten.
 
     free: called with each place that is empty
     """
@@ -322,84 +327,84 @@ class Closings:
     def __init__(self, storage: Storage, free: Callable[[int], None]) -> None:
         self._storage = storage
         self._free = free
-        self._closings: list[_Closing] = []
+        self._releases: list[_Release] = []
 
     def __len__(self) -> int:
-        """How many places are not empty yet."""
-        return len(self._closings)
+        """Return how many places are not empty yet."""
+        return len(self._releases)
 
     @property
     def num_blocks(self) -> int:
-        """That are still to be moved."""
-        return sum(len(each.indices) for each in self._closings)
+        """Return how many blocks are still to be moved."""
+        return sum(len(each.indices) for each in self._releases)
 
     def takes(self, indices: Sequence[int]) -> bool:
-        """Whether so much is kept of a holding that it is moved some at a time, and none that is free lies between."""
+        """Return whether enough is kept of a holding to move it some at a time, with no free block in between."""
         storage, num_kept = self._storage, len(indices)
         return not storage.shares_held and num_kept > storage.piece_blocks and indices[-1] == num_kept - 1
 
     def add(self, holding: Holding, num_kept: int) -> None:
-        """What is behind its first `num_kept` blocks is given back now."""
+        """Release a holding's first `num_kept` blocks later, and give back the rest now."""
         self._storage.vacate(holding, num_kept)
-        self._closings.append(_Closing(holding, list(range(num_kept))))
+        self._releases.append(_Release(holding, list(range(num_kept))))
 
     def advance(self, most: int) -> None:
         """Move up to `most` blocks, or a little more for whole pieces; a piece at least."""
         left = max(most, 1)
-        while self._closings and left > 0:
-            left -= self._move(self._closings[0], left)
+        while self._releases and left > 0:
+            left -= self._move(self._releases[0], left)
 
     def finish_first(self) -> None:
         """Empty the oldest place."""
-        self._finish(self._closings[0])
+        self._finish(self._releases[0])
 
     def finish(self, blocks: Iterable[int]) -> None:
         """Empty the places that any of these blocks are still at."""
         wanted = set(blocks)
-        for closing in [each for each in self._closings if not wanted.isdisjoint(each.blocks)]:
-            self._finish(closing)
+        for release in [each for each in self._releases if not wanted.isdisjoint(each.blocks)]:
+            self._finish(release)
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """These have been evicted: nothing of them is moved any more, and what they take is given back."""
+        """Give back the memory of evicted blocks; nothing of them is moved any more."""
         evicted = set(blocks)
-        for closing in [each for each in self._closings if not evicted.isdisjoint(each.blocks)]:
-            holding = closing.holding
-            closing.indices = [index for index in closing.indices if holding.blocks[index] not in evicted]
-            if closing.indices:
-                self._storage.vacate(holding, closing.indices[-1] + 1)
+        for release in [each for each in self._releases if not evicted.isdisjoint(each.blocks)]:
+            holding = release.holding
+            release.indices = [index for index in release.indices if holding.blocks[index] not in evicted]
+            if release.indices:
+                self._storage.vacate(holding, release.indices[-1] + 1)
             else:
-                self._end(closing)
+                self._end(release)
 
     def clear(self) -> None:
         """Empty all places; nothing that was at one is kept."""
-        while self._closings:
-            self._end(self._closings[0])
+        while self._releases:
+            self._end(self._releases[0])
 
-    def _finish(self, closing: _Closing) -> None:
-        while closing in self._closings:
-            self._move(closing, len(closing.indices))
+    def _finish(self, release: _Release) -> None:
+        while release in self._releases:
+            self._move(release, len(release.indices))
 
-    def _move(self, closing: _Closing, most: int) -> int:
-        """Whole pieces, as a storage gives back no less."""
-        piece, indices = self._storage.piece_blocks, closing.indices
+    def _move(self, release: _Release, most: int) -> int:
+        """Move whole pieces, as a storage gives back no less; return how many blocks."""
+        piece, indices = self._storage.piece_blocks, release.indices
         end = (indices[0] + max(most, 1) + piece - 1) // piece * piece
         count = bisect_left(indices, end)
-        self._storage.keep(closing.holding, indices[:count])
-        closing.indices = indices[count:]
-        if not closing.indices:
-            self._end(closing)
+        self._storage.keep(release.holding, indices[:count])
+        release.indices = indices[count:]
+        if not release.indices:
+            self._end(release)
         return count
 
-    def _end(self, closing: _Closing) -> None:
-        self._closings.remove(closing)
+    def _end(self, release: _Release) -> None:
+        self._releases.remove(release)
         try:
-            self._storage.vacate(closing.holding)
+            self._storage.vacate(release.holding)
         finally:
-            self._free(closing.holding.place)
+            self._free(release.holding.place)
 
 
 class Filling:
-    """holdings: by place, in the order in which they were opened, as it is at each call"""
+    """Copies pending blocks. holdings: by place, in the order in which they were opened, as it is at each call"""
 
     def __init__(self, storage: Storage, holdings: Mapping[int, Holding], block_size: int) -> None:
         self._storage = storage
@@ -412,10 +417,10 @@ class Filling:
         return sum(len(holding.pending) for holding in self._holdings.values())
 
     def fill(self, most: int) -> int:
-        """Copy up to `most` pending blocks; how many.
+        """Copy up to `most` pending blocks; return how many.
 
-        Half of them are the first one's that is not filled, then those come that miss least: so a short prefix does not
-        wait for a long one, and a long one gets on however many short ones come.
+        Half go to the first unfilled holding, the rest to those that miss least. So a short prefix does not wait for a
+        long one, and a long one gets on however many short ones come.
         """
         left = most
         unfilled = [holding for holding in self._holdings.values() if holding.pending]
@@ -427,12 +432,12 @@ class Filling:
         return most - left
 
     def fill_first(self) -> int:
-        """Copy all that is pending of the first holding that is not filled; how many blocks."""
+        """Copy all that is pending of the first unfilled holding; return how many blocks."""
         unfilled = next((each for each in self._holdings.values() if each.pending), None)
         return 0 if unfilled is None else self._fill(unfilled, len(unfilled.pending))
 
     def _fill(self, holding: Holding, most: int) -> int:
-        """Bring what is cached and copy what others have, of so many blocks, in as few pieces as can be; how many."""
+        """Bring cached blocks and copy those of others, up to so many, in as few pieces as can be; return how many."""
         size = self._block_size
         some = list(takewhile(self._is_there, islice(holding.pending.items(), most)))
         for source, run in groupby(some, key=itemgetter(1)):
@@ -446,7 +451,49 @@ class Filling:
         return len(some)
 
     def _is_there(self, pending: tuple[int, Holding | None]) -> bool:
-        """Whether a block can be moved: whom it is copied from has it at its place by now."""
+        """Return whether a block can be moved: the holding that it is copied from has it at its place by now."""
         index, source = pending
         assert source is None or self._holdings.get(source.place) is source, "what was to be copied is lost"
         return source is None or index < source.num_filled
+
+
+def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
+    """Make a store of as many blocks as the model's budget holds. All shards have a part of each block."""
+    bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
+    num_blocks = model.kv_cache_bytes // bytes_per_block
+    storage = _make_storage(config, model, num_blocks)
+    if model.workers is not None:
+        storage = ReplicatedStorage(storage, model.workers.note)
+    return KeyValueStore(
+        storage,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        num_places=config.num_places,
+        num_spare=config.num_spare_places,
+        bytes_per_block=bytes_per_block * config.tensor_parallel,
+    )
+
+
+def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
+    if config.is_paged(model.device.type):
+        return PageStorage(
+            model.shape,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            dtype=model.dtype,
+            device=model.device,
+            kernels=model.kernels,
+            max_model_len=model.max_model_len,
+        )
+    num_heads = getattr(text_config(model.module.config), "num_attention_heads", None)
+    for layer in set(model.shape.layers):  # what attends on CPUs is made before a sequence waits for it
+        if isinstance(num_heads, int) and layer.key_dim == layer.value_dim and num_heads % layer.heads == 0:
+            attention_of_rows(num_heads // layer.heads, layer.key_dim, model.dtype)
+    return LaneStorage(
+        model.shape,
+        num_lanes=config.num_places,
+        max_model_len=model.max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        dtype=model.dtype,
+    )

@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from serve_app.core.cards import AdapterRecord
 from serve_app.engine.decoder.linears import LinearPart, PackedLinear
+from serve_app.engine.decoder.quantized_linear import QuantisedLinear
 from serve_app.engine.lora.matching import (
     MERGE,
     PREFIX,
@@ -27,7 +28,6 @@ from serve_app.engine.lora.matching import (
     converted,
     text_modules,
 )
-from serve_app.engine.quantized.linear import QuantisedLinear
 
 MAX_READ_BYTES = 1 << 30
 

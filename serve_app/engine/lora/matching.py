@@ -24,7 +24,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
 from serve_app.core.weight_files import weight_files
-from serve_app.engine.decoder.config_check import judge, shapes_of
+from serve_app.engine.decoder.config_check import check_config, shapes_of
 
 
 class AdapterRefused(ValueError):
@@ -120,7 +120,7 @@ class Matcher:
     def of(cls, model: PreTrainedModel, *, sees: bool = False) -> Matcher:
         """Match with the folder that a model was loaded from, or that its shapes are of."""
         folder = Path(model.config.name_or_path)
-        shapes: Any = shapes_of(judge(folder, with_images=sees))
+        shapes: Any = shapes_of(check_config(folder, with_images=sees))
         shapes.tie_weights()
         return cls(shapes, folder, sees=sees)
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.host_copies import sent
+from serve_app.engine.decoder.memory import sent
 
 MAX_PADDED_ROWS = 16  # rows of one slot that may be padded to keep its neighbours company
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.core.cards import AdapterCard, AdapterRecord
-from serve_app.engine.decoder.config_check import judge, shapes_of
-from serve_app.engine.decoder.precision import choose_dtype
+from serve_app.engine.decoder.config_check import check_config, choose_dtype, shapes_of
 from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.lora.adapter import Adapter, bind_adapter, read_weights
 from serve_app.engine.lora.buckets import shelf_rank
@@ -66,7 +65,7 @@ def judge_adapters(
 
     Raises ModelNotSupported.
     """
-    judged = judge(path, with_images=images)
+    judged = check_config(path, with_images=images)
     shapes: Any = shapes_of(judged)
     numbers = choose_dtype(dtype, judged.dtype, torch.device("cpu"))
     bound, refused = _bind(found, shapes, is_divided=tensor_parallel > 1, sees=isinstance(judged.vision, VisionSupport))

@@ -10,7 +10,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.host_copies import sent
+from serve_app.engine.decoder.memory import sent
 
 BLOCK = 64
 ROWS_AT_ONCE = 32

@@ -14,7 +14,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.host_copies import sent
+from serve_app.engine.decoder.memory import sent
 from serve_app.engine.sampling.candidates import (
     BLOCK,
     ROWS_AT_ONCE,

@@ -14,7 +14,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.host_copies import sent
+from serve_app.engine.decoder.memory import sent
 from serve_app.engine.sampling.candidates import Scratch
 from serve_app.engine.scheduler.sequence import Sequence
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from serve_app.constraints.vocabulary import Masks
-from serve_app.engine.decoder.host_copies import sent
+from serve_app.engine.decoder.memory import sent
 from serve_app.engine.scheduler.sequence import Batch
 
 BYTE_BITS, WORD_BITS = 8, 32

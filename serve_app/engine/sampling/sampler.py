@@ -14,7 +14,7 @@ from math import isfinite, log
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.host_copies import Land, Landing, sent
+from serve_app.engine.decoder.memory import HostCopy, StartHostCopy, sent
 from serve_app.engine.sampling.candidates import Scratch, likeliest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
@@ -42,7 +42,7 @@ class Launched:
     sequences: Items[Sequence]
     token_ids: Tensor
     scoring: dict[int, list[int]]
-    landing: Landing
+    landing: HostCopy
 
     def take(self, places: list[int]) -> Tensor:
         """Return the tokens at these places, on the device."""
@@ -130,7 +130,7 @@ class Sampler:
           nothing on a CPU
     """
 
-    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: Land | None = None) -> None:
+    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: StartHostCopy | None = None) -> None:
         self._eos_token_ids = eos_token_ids
         self._land = land
         self._scratch = Scratch()
@@ -300,7 +300,9 @@ def is_usual(sequence: Sequence) -> bool:
     return params.is_greedy or not (params.mirostat or params.xtc_probability)
 
 
-def launch(logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: StepMasks | None, land: Land) -> Launched:
+def launch(
+    logits: Tensor, edited: Tensor, sequences: Items[Sequence], masks: StepMasks | None, land: StartHostCopy
+) -> Launched:
     """Begin the draws of usual sequences; waits for masks alone, which the host makes.
 
     logits: [rows, vocab] float32, as they were given;  edited: the same with all edits but masks

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import SamplingParams
-from serve_app.engine.decoder.host_copies import sent
+from serve_app.engine.decoder.memory import sent
 from serve_app.engine.sampling.candidates import (
     Candidates,
     Scratch,

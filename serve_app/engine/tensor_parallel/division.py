@@ -10,9 +10,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from serve_app.engine.decoder.config_check import Judged, shapes_of
-from serve_app.engine.decoder.errors import ModelNotSupported
-from serve_app.engine.decoder.text_part import FAMILIES, text_config
+from serve_app.engine.decoder.config_check import CheckedConfig, shapes_of
+from serve_app.engine.decoder.text_part import FAMILIES, ModelNotSupported, text_config
 from serve_app.engine.vision.support import VisionSupport
 
 Range: TypeAlias = tuple[int, int]
@@ -86,15 +85,15 @@ class Division:
             return self._cut_of_mlp(kind)
         return None
 
-    def narrowed(self, judged: Judged) -> Judged:
+    def narrowed(self, checked: CheckedConfig) -> CheckedConfig:
         """Return the model as the shard computes it: with fewer heads and a smaller MLP."""
-        config = deepcopy(judged.config)
+        config = deepcopy(checked.config)
         text = text_config(config)
         text.head_dim = self.head_dim
         text.num_attention_heads = self.heads // self.count
         text.num_key_value_heads = self._part_key_heads
         text.intermediate_size = self.inner // self.count
-        return replace(judged, config=config, text=text)
+        return replace(checked, config=config, text=text)
 
     @property
     def _part_key_heads(self) -> int:
@@ -134,19 +133,19 @@ class Division:
         return first * self.head_dim, (first + count) * self.head_dim
 
 
-def divide(judged: Judged, count: int, *, number: int = 0, weights: str | None = None) -> Division:
+def divide(checked: CheckedConfig, count: int, *, number: int = 0, weights: str | None = None) -> Division:
     """Divide a model among so many shards.
 
     weights: in how few bits they were asked for
 
     Raises ModelNotSupported, which names what is in the way.
     """
-    text, asked = judged.text, f"tensor_parallel: {count}"
+    text, asked = checked.text, f"tensor_parallel: {count}"
     if str(text.model_type) not in FAMILIES:
         raise ModelNotSupported(f"{asked}: models of type {text.model_type} are not divided; take one replica for each")
-    if weights is not None or judged.formats is not None:
+    if weights is not None or checked.formats is not None:
         raise ModelNotSupported(f"{asked}: weights in few bits are not divided; leave one of the two")
-    if isinstance(judged.vision, VisionSupport):
+    if isinstance(checked.vision, VisionSupport):
         raise ModelNotSupported(f"{asked}: a model that sees is not divided; with `images: false` it is, for text")
     heads = int(text.num_attention_heads)
     division = Division(
@@ -158,7 +157,7 @@ def divide(judged: Judged, count: int, *, number: int = 0, weights: str | None =
         inner=int(text.intermediate_size),
     )
     _check_even(division)
-    _check_shapes(judged, division)
+    _check_shapes(checked, division)
     return division
 
 
@@ -166,7 +165,9 @@ def _check_even(division: Division) -> None:
     count = division.count
     for size, what in ((division.heads, "heads of queries"), (division.inner, "columns of the MLP")):
         if size % count:
-            raise ModelNotSupported(f"tensor_parallel: {count} does not divide the model's {size} {what}")
+            raise ModelNotSupported(
+                f"tensor_parallel: {count} does not divide the model's {size} {what}; take a divisor"
+            )
     if division.key_heads % count and count % division.key_heads:
         raise ModelNotSupported(
             f"tensor_parallel: {count} neither divides the model's {division.key_heads} heads of keys, nor is a"
@@ -174,10 +175,10 @@ def _check_even(division: Division) -> None:
         )
 
 
-def _check_shapes(judged: Judged, division: Division) -> None:
+def _check_shapes(checked: CheckedConfig, division: Division) -> None:
     """Check that each weight of the smaller model has the shape of its part."""
-    whole = {name: tuple(each.shape) for name, each in shapes_of(judged).named_parameters()}
-    part = {name: tuple(each.shape) for name, each in shapes_of(division.narrowed(judged)).named_parameters()}
+    whole = {name: tuple(each.shape) for name, each in shapes_of(checked).named_parameters()}
+    part = {name: tuple(each.shape) for name, each in shapes_of(division.narrowed(checked)).named_parameters()}
     for name, shape in whole.items():
         cut = division.cut(name.rpartition(".")[0])
         expected = shape if cut is None else cut.part_of(shape)

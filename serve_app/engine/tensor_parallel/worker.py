@@ -15,17 +15,26 @@ from transformers.utils.logging import disable_progress_bar
 
 from serve_app.core.machine import give_way
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.allocator import settle_memory
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.loading import LoadedModel, load_model
+from serve_app.engine.decoder.memory import settle_memory
 from serve_app.engine.decoder.runner import Runner
-from serve_app.engine.kv.making import make_store
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.storage import Storage
+from serve_app.engine.kv.store import make_store
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.tensor_parallel.adapters import WorkerBank
-from serve_app.engine.tensor_parallel.collectives import Collectives
-from serve_app.engine.tensor_parallel.workers import Answer, Bind, BringAdapter, Compute, Join, Load, Serve, carry_out
+from serve_app.engine.tensor_parallel.workers import (
+    Answer,
+    Bind,
+    BringAdapter,
+    Collectives,
+    Compute,
+    Join,
+    Load,
+    Serve,
+    carry_out,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +90,7 @@ class Worker:
                 case Compute(calls=calls, layout=layout, by_modules=by_modules):
                     for call in calls:
                         carry_out(call, self._storage)
-                    self._runner.follow(layout, by_modules=by_modules)
+                    self._runner.run_shard(layout, by_modules=by_modules)
 
     def refuse(self, reason: str) -> None:
         """Tell the first shard why this worker ends."""
@@ -96,7 +105,7 @@ class Worker:
         self._bank = WorkerBank(model.module, bound, max_slots=self._config.max_adapters, uses_triton=model.uses_triton)
         self._storage = make_store(self._config, model).storage
         self._runner = Runner(model, self._storage, self._bank)
-        model.narrowing.start()
+        model.downcast.start()
 
 
 def main() -> None:

@@ -7,29 +7,86 @@ own shard. Sums meet in `Collectives`.
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
+import torch.distributed as distributed
 from safetensors.torch import load, save
+from torch import Tensor
 
 from serve_app.core.cards import AdapterRecord
 from serve_app.core.errors import EngineFailed
 from serve_app.core.machine import command, variables
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.step import Layout
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.lora.adapter import LowRank
-from serve_app.engine.tensor_parallel.collectives import Collectives
 from serve_app.engine.tensor_parallel.division import Division
+
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""All shards are on one machine; no other machine may connect to them."""
+
+
+class Collectives:
+    """One shard's end of the process group; a process has one. All shards ask for the same sums in the same order.
+
+    A sum waits for a late shard up to the time limit.
+    """
+
+    def __init__(self, meeting_place: str, *, number: int, count: int, device: torch.device, timeout_s: float) -> None:
+        """meeting_place: a path where no file is yet, the same for all shards"""
+        for name, value in LOOPBACK.items():
+            os.environ.setdefault(name, value)
+        self.device = device
+        is_cuda = device.type == "cuda"
+        if is_cuda:
+            torch.cuda.set_device(device)
+        distributed.init_process_group(
+            "nccl" if is_cuda else "gloo",
+            init_method=f"file://{meeting_place}",
+            rank=number,
+            world_size=count,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+    def total(self, part: Tensor) -> Tensor:
+        """Replace this shard's part by the sum of all shards' parts, and return it."""
+        distributed.all_reduce(part)
+        return part
+
+    def least(self, number: int) -> int:
+        """Return the least of all shards' numbers."""
+        found = torch.tensor(number, dtype=torch.int64, device=self.device)
+        distributed.all_reduce(found, distributed.ReduceOp.MIN)
+        return int(found)
+
+    def everywhere(self, flags: Tensor) -> Tensor:
+        """Return which flags are set in all shards."""
+        found = flags.to(torch.int64)
+        distributed.all_reduce(found, distributed.ReduceOp.MIN)
+        return found.bool()
+
+    def close(self) -> None:
+        distributed.destroy_process_group()
+
+
+def sum_outputs(decoder: Any, sums: Collectives) -> None:
+    """Have transformers' modules sum what their attention and their MLP give, adapters' changes included."""
+    for layer in decoder.layers:
+        layer.self_attn.register_forward_hook(lambda _, __, output: (sums.total(output[0]), *output[1:]))
+        layer.mlp.register_forward_hook(lambda _, __, output: sums.total(output))
+
 
 Method: TypeAlias = Literal["bring", "copy", "claim", "keep", "vacate", "discard"]
 TIMEOUT_S = 120.0
@@ -302,32 +359,31 @@ class ReplicatedStorage:
         self._note = note
         self.shares_held = own.shares_held
         self.piece_blocks = own.piece_blocks
-        self.places, self.plan, self.groups = own.places, own.plan, own.groups
-        self.write, self.read = own.write, own.read
+        self.places, self.plan, self.write, self.read = own.places, own.plan, own.write, own.read
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        self._own.bring(holding, first, blocks)
-        self._note(StorageCall(method="bring", arguments=(_copy(holding), first, [*blocks])))
+        self._change("bring", holding, first, [*blocks])
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        self._own.copy(source, target, begin, end)
-        self._note(StorageCall(method="copy", arguments=(_copy(source), _copy(target), begin, end)))
+        self._change("copy", source, target, begin, end)
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
-        self._own.claim(holding, blocks)
-        self._note(StorageCall(method="claim", arguments=(_copy(holding), [*blocks])))
+        self._change("claim", holding, [*blocks])
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        self._own.keep(holding, indices)
-        self._note(StorageCall(method="keep", arguments=(_copy(holding), [*indices])))
+        self._change("keep", holding, [*indices])
 
     def vacate(self, holding: Holding, first: int = 0) -> None:
-        self._own.vacate(holding, first)
-        self._note(StorageCall(method="vacate", arguments=(_copy(holding), first)))
+        self._change("vacate", holding, first)
 
     def discard(self, blocks: Sequence[int]) -> None:
-        self._own.discard(blocks)
-        self._note(StorageCall(method="discard", arguments=([*blocks],)))
+        self._change("discard", [*blocks])
+
+    def _change(self, method: Method, *arguments: Any) -> None:
+        """Make a call, and have the workers make it with the holdings as they are now."""
+        getattr(self._own, method)(*arguments)
+        now = (_copy(each) if isinstance(each, Holding) else each for each in arguments)
+        self._note(StorageCall(method=method, arguments=tuple(now)))
 
 
 def carry_out(call: StorageCall, storage: Storage) -> None:

@@ -44,7 +44,7 @@ BROKEN = (
 
 
 class VisionTower:
-    """What sees, with a configuration of its own; nothing of it is a part of the model any more.
+    """The vision modules with a configuration of their own; the model has none of them any more.
 
     token_id:   that stands for each row of embeddings;  marker: its text
     max_pixels: of one image

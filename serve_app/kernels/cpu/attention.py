@@ -15,8 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
-from serve_app.kernels.cpu.pairs import Pairs
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Pairs, Value
 
 BLOCK = 64
 STRETCH = 512

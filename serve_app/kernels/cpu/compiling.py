@@ -33,7 +33,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a kernel is written for. LLVM divides what the CPU does not do at once.
+    """The CPU that a kernel is written for. LLVM divides what it does not do at once.
 
     width: float32 of a vector;  registers: vectors that the CPU holds
     has_pairs: whether it multiplies pairs of bfloat16 in vectors of that width

@@ -9,16 +9,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from llvmlite import ir
 from torch import Tensor
 
 from serve_app.kernels.cpu.compiling import KINDS, TOLERANCES, Code, Kernel, Machine, tried
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
-from serve_app.kernels.cpu.pairs import Pairs
-from serve_app.kernels.forms import AdaptedLinear, AdapterTiles
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Pairs, Value
+from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, largest_error
 
 SHORT = 1 << 18
 """Numbers of factors that one thread multiplies by in the time that it takes to wake another."""
@@ -63,7 +62,7 @@ class Numbers:
 
     @property
     def inputs_at_once(self) -> int:
-        """What a number of inputs is a multiple of."""
+        """Return what a number of inputs has to be a multiple of."""
         return 2 * self.width if self.in_pairs else self.width
 
 
@@ -131,7 +130,7 @@ class _Writer:
             body(1, build.and_(count, INT64(-2)))
 
     def _rows(self, name: str, count: int, at: Value) -> list[Value]:
-        """Where some rows of the tile begin in x or y."""
+        """Return where some rows of the tile begin in x or y."""
         build = self._build
         tokens = [self._whole("rows", build.add(build.add(self._first, at), INT64(row))) for row in range(count)]
         strides = [build.mul(token, self._of[f"{name}_stride"]) for token in tokens]
@@ -173,7 +172,7 @@ class _Writer:
                 self._emit.put(found, self._low, self._build.add(place, INT64(each)))
 
     def _keep_pairs(self, sums: Sequence[Value], factors: Sequence[Value], places: Sequence[Value]) -> None:
-        """The same, in bfloat16, as they are multiplied by in pairs."""
+        """Keep sums in bfloat16, as they are multiplied by in pairs."""
         build, emit, width = self._build, self._emit, self._numbers.width
         ranks = len(sums) // len(places)
         totals = emit.totals([*sums, *[emit.all_of(0.0)] * (width - len(sums))])
@@ -189,7 +188,7 @@ class _Writer:
                 build.store(word, target, align=8)
 
     def _place(self, row: int, at: Value) -> Value:
-        """Where a row of the tile begins in low."""
+        """Return where a row of the tile begins in low."""
         return self._build.mul(self._build.add(at, INT64(row)), self._of["rank"])
 
     def _ahead(self, down: Value, up: Value, outputs: Value, rank: Value) -> Fetch:
@@ -271,7 +270,7 @@ class _Writer:
     def _outputs_of_pairs(
         self, vectors: int, up: Value, outputs: Value, targets: Sequence[Value], lows: Sequence[Value], begin: Value
     ) -> Sequence[Value]:
-        """The same by pairs of ranks, of which there is an even number."""
+        """Compute some outputs of some rows by pairs of ranks, of which there is an even number."""
         build, emit, width, kind = self._build, self._emit, self._numbers.width, self._numbers.kind
 
         def multiply(pair: Value, *totals: Value) -> Sequence[Value]:
@@ -305,7 +304,7 @@ class _Writer:
 
 
 class LowRankKernels:
-    """For factors of one type of numbers, of which `up` lies in memory as [places, rank, outputs]."""
+    """The kernels for factors of one dtype, of which `up` lies in memory as [places, rank, outputs]."""
 
     tile_rows = TILE_ROWS
     most_rank = MOST_RANK
@@ -328,7 +327,7 @@ class LowRankKernels:
 
 
 class LowRankChanges:
-    """Those of some linears, as long as their factors lie where they do; it keeps them."""
+    """Adds the changes of some linears, while their factors stay where they are; it keeps them."""
 
     def __init__(self, kernel: Kernel, parts: Sequence[AdaptedLinear]) -> None:
         self._kernel = kernel
@@ -366,41 +365,8 @@ def low_rank_kernels(dtype: torch.dtype) -> LowRankKernels | None:
     if dtype not in KINDS:
         return None
     make = functools.partial(LowRankKernels, dtype)
-    return tried(f"changes of adapters in {dtype}", make, lambda made: _are_right(made, dtype))
 
+    def is_right(made: LowRankKernels) -> bool:
+        return largest_error(made, dtype, torch.device("cpu")) <= TOLERANCES[dtype]
 
-class _Stack(NamedTuple):
-    down: Tensor
-    up: Tensor
-
-
-class _Part(NamedTuple):
-    begin: int
-    end: int
-    stacks: dict[int, _Stack]
-
-
-class _Tiles(NamedTuple):
-    rank: int
-    rows: Tensor
-    factors: Tensor
-    tiles: Tensor
-
-
-def _are_right(kernels: LowRankKernels, dtype: torch.dtype) -> bool:
-    draw = torch.Generator().manual_seed(0)
-    sizes, rank, inputs, place = (80, 16), 8, 96, 1
-    x, y = (torch.randn(9, size, generator=draw).to(dtype) for size in (inputs, sum(sizes)))
-    rows, factors = torch.tensor([0, 1, 2, 4, 5, 7, 8], dtype=torch.int32), torch.arange(7) + 0.5
-    tiles = _Tiles(rank, rows, factors, torch.tensor([[place, place], [0, 4], [4, 3]], dtype=torch.int32))
-    parts, expected, begin = [], y.float().clone(), 0
-    for outputs in sizes:
-        down = (torch.randn(2, rank, inputs, generator=draw) / inputs**0.5).to(dtype)
-        up = (torch.randn(2, rank, outputs, generator=draw) / rank**0.5).to(dtype)
-        low = x[rows.long()].float() @ down[place].float().T * factors[:, None]
-        expected[rows.long(), begin : begin + outputs] += low @ up[place].float()
-        parts.append(_Part(begin, begin + outputs, {rank: _Stack(down, up.mT)}))
-        begin += outputs
-    kernels.adding(parts)(y, x, [tiles])
-    limit = TOLERANCES[dtype]
-    return torch.allclose(y.float(), expected, rtol=limit, atol=limit)
+    return tried(f"changes of adapters in {dtype}", make, is_right)

@@ -19,8 +19,18 @@ from llvmlite import ir
 from torch import Tensor
 
 from serve_app.kernels.cpu.compiling import KINDS, Code, Kernel, address, tried
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
-from serve_app.kernels.cpu.pairs import Pairs, multiplied_by_word
+from serve_app.kernels.cpu.emitter import (
+    FLOAT,
+    INT16,
+    INT32,
+    INT64,
+    POINTER,
+    Emitter,
+    Kind,
+    Pairs,
+    Value,
+    multiplied_by_word,
+)
 from serve_app.kernels.torch_private import memory_of, multiply
 
 NAME = "multiply_rows"
@@ -62,7 +72,7 @@ QUADS = ir.VectorType(ir.IntType(8), 4 * WIDTH)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """What is multiplied. is_whole: inputs of 0 … 255 and weights of -128 … 127, else both bfloat16
+    """The types of a product. is_whole: inputs of 0 … 255 and weights of -128 … 127, else both bfloat16
 
     output: the kind of the results
     """
@@ -368,7 +378,7 @@ def _has_sizes(outputs: int, inputs: int) -> bool:
 
 
 class WholeRows:
-    """A weight in whole numbers of eight bits, and its products with rows of inputs that are rounded to as many.
+    """A weight in int8, and its products with rows of inputs that are rounded to eight bits.
 
     middle: what inputs are moved up by
     """

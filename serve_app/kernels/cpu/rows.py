@@ -44,7 +44,7 @@ class Table:
         self._left: dict[int, tuple[Tensor, Tensor]] = {}
 
     def left(self, heads: int, partial: int) -> tuple[Tensor, Tensor]:
-        """What items of divided rows leave, and how many of each have ended.
+        """Return room for what items of divided rows leave, and for how many of each have ended.
 
         heads: items of each stretch;  partial: numbers of each
         """
@@ -119,13 +119,13 @@ def _packed(heads: Tensor) -> Tensor:
 
 
 def _place(heads: Tensor | None) -> tuple[int, int]:
-    """Where it begins, and how far it is from one token to the next; nowhere."""
+    """Return the address and the stride from one token to the next; 0 and 0 for None."""
     return (0, 0) if heads is None else (heads.data_ptr(), heads.stride(0))
 
 
 @functools.cache
 def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
-    """The kernel for heads of that size, `group` of which share a key head; None where this machine has none.
+    """Return the kernel for heads of that size, `group` of which share a key head; None if there is none.
 
     It takes half a second to make, and is tried beside torch before it is used.
     """

@@ -9,14 +9,13 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, Adding, Factors
+from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, Adding, Factors, largest_error
 
 logger = logging.getLogger(__name__)
 
@@ -60,47 +59,17 @@ def _add(y: Tensor, x: Tensor, each: AdapterTiles, stack: Factors) -> None:
     )  # fmt: skip
 
 
-class _Stack(NamedTuple):
-    down: Tensor
-    up: Tensor
-
-
-class _Part(NamedTuple):
-    begin: int
-    end: int
-    stacks: dict[int, _Stack]
-
-
-class _Tiles(NamedTuple):
-    rank: int
-    rows: Tensor
-    factors: Tensor
-    tiles: Tensor
-
-
-@torch.no_grad()
 def agrees(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the kernels compile here, and give of some rows what torch gives; a warning says why not."""
-    generator = torch.Generator().manual_seed(1)
-    down, up, x, y = (
-        torch.randn(shape, generator=generator).to(device, dtype)
-        for shape in ((2, 8, 200), (2, 150, 8), (3, 200), (3, 150))
-    )
-    expected = y.float()
-    for row, place in ((0, 1), (2, 0)):
-        expected[row] += 0.5 * up[place].float() @ (down[place].float() @ x[row].float())
-    numbers = (torch.tensor(each, dtype=torch.int32, device=device) for each in ([2, 0], [[0, 1], [0, 1], [1, 1]]))
-    tiles = _Tiles(8, next(numbers), torch.full((2,), 0.5, device=device), next(numbers))
+    """Return whether the kernels compile here and give what torch gives; a warning says why not."""
     try:
-        TritonKernels().adding([_Part(0, y.shape[1], {8: _Stack(down, up)})])(y, x, [tiles])
-        difference = float((y.float() - expected).abs().max())
-    except Exception as error:  # compilers of kernels fail in ways of their own
-        logger.warning("changes of adapters are torch's, as Triton's kernels do not run: %s", error)
+        error = largest_error(TritonKernels(), dtype, device)
+    except Exception as failure:  # compilers of kernels fail in ways of their own
+        logger.warning("changes of adapters are torch's, as Triton's kernels do not run: %s", failure)
         return False
-    limit = (1e-4 if dtype == torch.float32 else 0.05) * float(expected.abs().max())
-    if not difference <= limit:
-        logger.warning("changes of adapters are torch's, as Triton's kernels are off by %.2g", difference)
-    return difference <= limit
+    is_right = error <= (1e-4 if dtype == torch.float32 else 0.05)
+    if not is_right:
+        logger.warning("changes of adapters are torch's, as Triton's kernels are off by %.2g", error)
+    return is_right
 
 
 # fmt: off

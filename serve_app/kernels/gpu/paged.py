@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import next_power_of_2
 
-from serve_app.kernels.forms import PagedScoring, PagedTiles
+from serve_app.kernels.forms import Scoring, Tiles
 
 SPLIT = 256
 """Positions that one program adds up before they are merged; fixed, so that no row's sums depend on its company."""
@@ -28,7 +28,7 @@ NUM_PROGRAMS = 1024
 
 
 def attend(
-    query: Tensor, keys: Tensor, values: Tensor, tiles: PagedTiles, *, scoring: PagedScoring, max_keys: int, split: int
+    query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, *, scoring: Scoring, max_keys: int, split: int
 ) -> Tensor:
     """Return what the tiles' queries [tokens, heads, dim] attend to in one layer's pages.
 
@@ -43,9 +43,7 @@ def attend(
     return output
 
 
-def _attend_chunks(
-    query: Tensor, keys: Tensor, values: Tensor, output: Tensor, tiles: PagedTiles, scoring: PagedScoring
-) -> None:
+def _attend_chunks(query: Tensor, keys: Tensor, values: Tensor, output: Tensor, tiles: Tiles, scoring: Scoring) -> None:
     num_tiles, kv_heads = tiles.chunks.shape[1], keys.shape[2]
     constants = _constants(query, keys, values, scoring)
     rows = next_power_of_2(CHUNK_QUERIES * (query.shape[1] // kv_heads))
@@ -61,8 +59,8 @@ def _attend_singles(
     keys: Tensor,
     values: Tensor,
     output: Tensor,
-    tiles: PagedTiles,
-    scoring: PagedScoring,
+    tiles: Tiles,
+    scoring: Scoring,
     *,
     max_keys: int,
     split: int,
@@ -86,7 +84,7 @@ def _attend_singles(
     )  # fmt: skip
 
 
-def _num_slots(scoring: PagedScoring, max_keys: int, split: int) -> int:
+def _num_slots(scoring: Scoring, max_keys: int, split: int) -> int:
     """Splits that one query can see something of."""
     visible = min(max_keys, scoring.window or max_keys, scoring.chunk or max_keys)
     return min(-(-max_keys // split), -(-visible // split) + 1)
@@ -108,7 +106,7 @@ def split_of(max_model_len: int) -> int:
     return max(SPLIT, int(next_power_of_2(-(-max_model_len // MAX_SPLITS))))
 
 
-def _constants(query: Tensor, keys: Tensor, values: Tensor, scoring: PagedScoring) -> dict[str, int | bool]:
+def _constants(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> dict[str, int | bool]:
     kv_heads = keys.shape[2]
     return {
         "KV_HEADS": kv_heads,
@@ -126,7 +124,7 @@ def _constants(query: Tensor, keys: Tensor, values: Tensor, scoring: PagedScorin
     }
 
 
-def _sinks(scoring: PagedScoring, query: Tensor) -> Tensor:
+def _sinks(scoring: Scoring, query: Tensor) -> Tensor:
     """The sinks, or any tensor in their place, which is not read."""
     return query if scoring.sinks is None else scoring.sinks
 

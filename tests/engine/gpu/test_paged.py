@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, Scoring
+from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading
+from serve_app.kernels.forms import Scoring, Tiles
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 
-from serve_app.engine.kv.page_plans import PagedPlan, Tiles, lay_tiles, plan_paged
+from serve_app.engine.kv.pages import PagedPlan, lay_tiles, plan_paged
 from serve_app.kernels.gpu.paged import write
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,7 @@
-"""Linears whose weight stays in few bits, in place of plain ones."""
+"""Linears whose weight stays in few bits, in place of plain ones.
+
+torchao is not among the fixed packages. The contract is a per-row int8 product that is exact in any company.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serve_app.engine.decoder.errors import ModelNotSupported
+from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.kernels.interface import whole_rows
 from serve_app.kernels.torch_private import multiply_int4, pack_int4, quantised
 
@@ -67,26 +70,18 @@ Rounded: TypeAlias = Int8Rows | Int4Groups
 SomeRounded = TypeVar("SomeRounded", bound=Rounded)
 
 
-def round_to_int8(weight: Tensor) -> Int8Rows:
-    """The nearest numbers, where each output's largest becomes 127.
+def round_to(bits: Bits, weight: Tensor) -> Rounded:
+    """Return the nearest numbers to a weight [out, in].
 
-    weight: [out, in]
+    int8: each output's largest number becomes 127. int4: the least and the largest of each group of 32 inputs, which
+    divide the inputs, become 0 and 15.
     """
-    rounded = [_round_rows(rows) for rows in weight.split(CHUNK_ROWS)]
-    return join(rounded)
-
-
-def round_to_int4(weight: Tensor) -> Int4Groups:
-    """The nearest numbers, where the least and the largest of each group of 32 inputs become 0 and 15.
-
-    weight: [out, in], inputs a multiple of 32
-    """
-    rounded = [_round_groups(rows) for rows in weight.split(CHUNK_ROWS)]
+    rounded = [(_round_rows if bits == "int8" else _round_groups)(rows) for rows in weight.split(CHUNK_ROWS)]
     return join(rounded)
 
 
 def join(parts: Sequence[SomeRounded]) -> SomeRounded:
-    """Weights of the same inputs as one, whose outputs are theirs one behind the other; of int4 in equal groups."""
+    """Join weights of the same inputs, their outputs one behind the other; int4 needs equal groups."""
     if len(parts) == 1:
         return parts[0]
     kind = type(parts[0])
@@ -127,12 +122,12 @@ class QuantisedLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """What it computes with, [outputs, inputs]: made anew whenever it is asked for."""
+        """Return the weight that it computes with, [outputs, inputs], a new tensor at every call."""
         return self._kernel.stored.weight.to(self._dtype)
 
     @property
     def frame(self) -> Tensor:
-        """As large as the weight, of its type and where it is; without its numbers, and without memory."""
+        """Return a tensor of the weight's shape, dtype and device that takes no memory."""
         return torch.empty(1, dtype=self._dtype).expand(self.out_features, self.in_features)
 
     @property
@@ -157,18 +152,13 @@ class QuantisedLinear(nn.Module):
         return self._widened[1]
 
 
-def round_to(bits: Bits, weight: Tensor) -> Rounded:
-    """weight: [out, in]"""
-    return round_to_int8(weight) if bits == "int8" else round_to_int4(weight)
-
-
 def layout_of(rounded: Rounded) -> tuple[str, int]:
-    """What weights have to share to be joined: their kind, and into how many groups each output's inputs fall."""
+    """Return what weights have to share to be joined: their kind, and the groups of each output's inputs."""
     return type(rounded).__name__, 1 if isinstance(rounded, Int8Rows) else rounded.scales.shape[1]
 
 
 def join_linears(linears: Sequence[QuantisedLinear]) -> QuantisedLinear:
-    """Linears of the same inputs and bits as one, with the outputs of each behind those of the last.
+    """Join linears of the same inputs and bits, with the outputs of each behind those of the last.
 
     They all have a bias or none has. What each output computes is unchanged, to the last bit.
     """
@@ -206,7 +196,7 @@ class GroupsKernel:
 
     @property
     def stored(self) -> Int4Groups:
-        """What it was made of, unpacked."""
+        """Return the weight that it was made of, unpacked."""
         numbers = _unpack(self._packed, self._block).T[: self._outputs].contiguous()
         scales, offsets = self._table.transpose(0, 1)[: self._outputs].unbind(2)
         return Int4Groups(numbers=numbers, scales=scales.contiguous(), offsets=offsets.contiguous())
@@ -221,7 +211,7 @@ class GroupsKernel:
         return multiply_int4(x, self._packed, self._group, self._table)
 
     def _multiply_plain(self, x: Tensor) -> Tensor:
-        """The same but for the order of sums."""
+        """Compute the same with plain numbers; sums have another order."""
         rows = x.float()
         return torch.cat([(rows @ plain).bfloat16() for plain in self._plain()], dim=1)
 
@@ -247,7 +237,7 @@ def check_fits(name: str, outputs: int, inputs: int) -> None:
 
 @functools.cache
 def block_of() -> int:
-    """How many outputs the kernel of this CPU packs together, as seen by what it packs. Raises ModelNotSupported."""
+    """Find out how many outputs this CPU's kernel packs together. Raises ModelNotSupported."""
     numbers = (torch.arange(PADDED)[:, None] * 7 + torch.arange(GROUP) * 5).remainder(16).to(torch.uint8)
     try:
         packed = pack_int4(numbers)
@@ -260,7 +250,7 @@ def block_of() -> int:
 
 
 def _unpack(packed: Tensor, block: int) -> Tensor:
-    """What was packed, [in, out] uint8: a byte has one output's number, and above it that of half a block later."""
+    """Return the packed numbers, [in, out] uint8. A byte's upper half belongs to the output half a block later."""
     lanes = packed.view(torch.uint8).view(-1, packed.shape[1] * 2, block // 2)  # [blocks, in, half of a block]
     return torch.cat([lanes & 15, lanes >> 4], dim=2).transpose(0, 1).flatten(1)
 
@@ -271,7 +261,7 @@ TRIED_SIZES = ((3, 512, 40), (1, 33, 7))
 
 
 class FbgemmRows:
-    """By FBGEMM, on every CPU with AVX2.
+    """Multiplies by FBGEMM, on every CPU with AVX2.
 
     Its instructions before VNNI add two products in 16 bits, which seven bits of an input times eight of a weight
     never leave, and eight do: so inputs have seven bits there.
@@ -285,7 +275,7 @@ class FbgemmRows:
 
     @property
     def stored(self) -> Int8Rows:
-        """What it was made of, unpacked."""
+        """Return the weight that it was made of, unpacked."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             weight = torch.ops.quantized.linear_unpack(self._packed)[0]
@@ -298,7 +288,7 @@ class FbgemmRows:
 
 
 class VnniRows:
-    """By a kernel of our own, on CPUs with AVX512-VNNI: inputs are rounded, and sums scaled, as it reads and writes."""
+    """Multiplies by our own kernel, on CPUs with AVX512-VNNI. It rounds inputs and scales sums by itself."""
 
     def __init__(self, rows: Int8Rows) -> None:
         """Raises RuntimeError where this machine has no such kernel."""
@@ -322,7 +312,7 @@ class VnniRows:
 
 
 class OneDnnRows:
-    """By oneDNN, which has kernels for AMX."""
+    """Multiplies by oneDNN, which has kernels for AMX."""
 
     def __init__(self, rows: Int8Rows, levels: int) -> None:
         self.levels = levels
@@ -367,10 +357,10 @@ def times_scales(y: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dt
 
 @functools.cache
 def int8_kernel() -> MakeInt8Kernel:
-    """The first kernel, in the order of what was measured, whose sums are exact on this CPU.
+    """Return the fastest kernel, as measured, whose sums are exact on this CPU.
 
-    On AVX2 FBGEMM took 0.11 to 0.2 of oneDNN's time. With AVX512-VNNI oneDNN computes them by its reference, and took
-    6 to 300 times as long; with AMX it comes first. Whether sums are exact is seen by the largest numbers that can be.
+    On AVX2 FBGEMM is faster than oneDNN. With AVX512-VNNI oneDNN computes them by its slow reference; with AMX it comes
+    first. Whether sums are exact is seen by the largest numbers that can be.
     Raises ModelNotSupported where no kernel is.
     """
     for make in _candidates():

@@ -1,4 +1,4 @@
-"""Tunes the C allocator: keeps memory freed by a step for the next one, returns what loading freed, sets huge pages."""
+"""Memory of a process: the C allocator, huge pages, pages of files, and copies between host and device."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +27,8 @@ MMAP_THRESHOLD = 32 * 1024 * 1024
 """Bytes; glibc takes no more on 64 bits."""
 TRIM_THRESHOLD = MMAP_THRESHOLD
 NUM_KERNELS = 32
-"""Shapes of products whose kernels oneDNN keeps, and torch beside it: those of some six numbers of rows. Each keeps
-1024, and prompts bring new shapes all the time: for 255 numbers of rows, four linears of a model of half a billion
-weights had taken 860 MB, and take 40 so. To make one again takes 0.3 ms."""
+"""Shapes of products whose kernels oneDNN and torch keep, for some six numbers of rows. By default each keeps 1024, and
+prompts bring new shapes all the time."""
 
 REST_S = 1.0
 WORK_S = 5.0
@@ -35,54 +36,55 @@ WORK_S = 5.0
 
 
 def settle_memory() -> None:
-    """What libraries keep of memory, for a process that is to compute; before its first product."""
+    """Bound what libraries keep of memory. A process that is to compute calls it before its first product."""
     keep_freed_memory()
     keep_few_kernels()
 
 
 def keep_freed_memory() -> bool:
-    """Let allocations below 32 MiB reuse what was freed, of which 32 MiB may stay at the heap's end; for this process.
+    """Let allocations below 32 MiB reuse freed memory, and up to 32 MiB stay at the heap's end; for this process.
 
     glibc comes to the same bounds by itself, once something so large was freed. Until then each step's activations are
-    new pages that the kernel clears: prompts of the demo took 1.2 times as long. Threads that begin later share what
-    heaps there are, so that one's freed memory is the next one's: 50 MB less of a replica.
+    new pages that the kernel clears. Threads that begin later share the heaps that there are.
 
-    Returns False where the C library is another and goes on as before.
+    Returns False if the C library is not glibc; nothing changes then.
     """
-    try:
-        set_option = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):
+    if (set_option := _of_libc("mallopt")) is None:
         return False
     options = {M_MMAP_THRESHOLD: MMAP_THRESHOLD, M_TRIM_THRESHOLD: TRIM_THRESHOLD, M_ARENA_MAX: 1}
     return all(bool(set_option(option, value)) for option, value in options.items())
 
 
 def keep_few_kernels() -> None:
-    """For this process, before it computes the first product; what its environment says goes before."""
+    """Bound the kernels that oneDNN and torch keep, unless the environment sets the bounds."""
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(name, str(NUM_KERNELS))
 
 
 def give_back_freed_memory() -> bool:
-    """Let the system have every page in which nothing is any more; for this process.
+    """Give the system every page of this process's heap in which nothing is left.
 
-    Weights that were read in full and are kept in another form leave such pages between those that stay: of a model of
-    half a billion parameters in eight bits, 0.8 GB.
+    Weights that were read in full and are kept in another form leave such pages.
 
-    Returns False where there was nothing, or the C library is another.
+    Returns False if there was nothing, or the C library is not glibc.
     """
+    trim = _of_libc("malloc_trim")
+    return trim is not None and bool(trim(0))
+
+
+def _of_libc(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library; None if the library is another."""
     try:
-        trim = ctypes.CDLL(None).malloc_trim
+        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError):
-        return False
-    return bool(trim(0))
+        return None
+    return found
 
 
 class Leftovers:
-    """Gives back what steps have left between what stays: some 140 MB after prompts of many lengths.
+    """Gives back, now and then, the memory that steps have freed: some 140 MB after prompts of many lengths.
 
-    It takes 5 to 10 ms, and the next step that is as large has the kernel clear those pages again; so it is done now
-    and then.
+    It takes 5 to 10 ms, and the next large step has the kernel clear those pages again.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -91,10 +93,7 @@ class Leftovers:
         self._last = clock()
 
     def look(self, *, is_idle: bool) -> bool:
-        """To be called after a step; whether it was time.
-
-        is_idle: there is no next one yet
-        """
+        """Call this after a step; it returns whether it was time. is_idle: there is no next step yet"""
         now = self._clock()
         if now - self._last < (REST_S if is_idle else WORK_S):
             return False
@@ -104,15 +103,15 @@ class Leftovers:
 
 
 class FilePages:
-    """Pages of files that this process has mapped: those that are not needed again need not stay in its memory."""
+    """Drops pages of mapped files that are not needed again."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """ranges: first address and the one behind the last, of each file's mapping"""
+        """ranges: of each file's mapping, the first address and the one behind the last"""
         self._ranges = tuple(ranges)
 
     @classmethod
     def of_this_process(cls, ending: str) -> FilePages:
-        """ending: of the files' names. None where the system does not tell of mappings."""
+        """Find the mappings of files with such names; none if the system does not list mappings."""
         try:
             lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -129,8 +128,7 @@ class FilePages:
         end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end <= begin or not any(first <= begin and end <= last for first, last in self._ranges):
             return False
-        madvise = ctypes.CDLL(None).madvise
-        return bool(madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED) == 0)
+        return _madvise(begin, end - begin, mmap.MADV_DONTNEED) == 0
 
 
 MADV_COLLAPSE = 25
@@ -153,14 +151,11 @@ Advise = Callable[[int, int, int], int]
 
 
 def lay_in_huge_pages(*, is_over: Callable[[], bool] = lambda: False, advise: Advise | None = None) -> int:
-    """What of this process's own memory fills huge pages as it is; nothing is added to it, and what is there stays.
+    """Move this process's own memory to huge pages where it fills them already; its contents stay.
 
-    Memory of which it was said that it is to have small pages keeps them. Takes 2 to 3 ms for each MiB; steps go on
-    meanwhile. Does nothing where the system's rule is `never`, where pages have other sizes, or off Linux; on a kernel
-    before 6.1 the kernel is asked to do it by and by.
-
-    (The 0.5B in bfloat16, two cores with AVX-512, in turns with one in small pages: steps of one sequence are 1.23
-    times as fast, of 8 and 16 1.14, of 32 1.09, a prompt of 512 1.01.)
+    Memory that asked for small pages keeps them. It takes 2 to 3 ms for each MiB; steps go on meanwhile. Nothing
+    happens if the system's rule is `never`, if pages have other sizes, or off Linux. A kernel before 6.1 is asked to do
+    it by itself later.
 
     is_over: asked between two calls;  returns the bytes that were laid, or are to be
     """
@@ -206,7 +201,7 @@ def _are_there(entries: bytes) -> bool:
 
 
 def _areas() -> list[tuple[int, int]]:
-    """From where to where this process's own memory lies, of no file, of which nobody said that its pages be small."""
+    """Return the ranges of this process's own memory, without those that asked for small pages."""
     found: list[tuple[int, int]] = []
     area: tuple[int, int] | None = None
     for line in AREAS.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -223,3 +218,46 @@ def _madvise(address: int, size: int, advice: int) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     failed = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), advice)
     return ctypes.get_errno() if failed else 0
+
+
+StartHostCopy: TypeAlias = Callable[[Tensor], "HostCopy"]
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the host's tensor on the device. The copy is queued behind the device's work; nobody waits for it."""
+    if device.type == "cpu":
+        return tensor
+    if device.type == "cuda":
+        tensor = tensor.pin_memory()  # whose block is not given to another before the copy was made
+    return tensor.to(device, non_blocking=True)
+
+
+def send_into(target: Tensor, tensor: Tensor) -> None:
+    """Overwrite a tensor of the device by the host's, behind the device's work."""
+    if target.device.type == "cuda":
+        tensor = tensor.pin_memory()
+    target.copy_(tensor, non_blocking=True)
+
+
+class HostCopy:
+    """A device's tensor on its way to the host, queued behind the work that computes it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.device.type == "cuda":
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def wait(self) -> Tensor:
+        """Return the tensor when it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
+def host_copy_for(device: torch.device) -> StartHostCopy | None:
+    """Return what copies a tensor from this device to the host; None for the host itself."""
+    return None if device.type == "cpu" else HostCopy

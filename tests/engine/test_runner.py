@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from serve_app.core.request import LogprobParams, SamplingParams
-from serve_app.engine.decoder.host_copies import Landing
+from serve_app.engine.decoder.memory import HostCopy
 from serve_app.engine.engine import Engine
 from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.conftest import DEMO
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 PENALISED = SamplingParams(temperature=0.0, repetition_penalty=1.3)
 
 
-class Deferred(Landing):
+class Deferred(HostCopy):
     """A copy of a device that is not done before it is waited for. num_flying: copies that nobody waited for yet"""
 
     most_flying = num_flying = 0

@@ -30,7 +30,7 @@ def ended(holders: Holders, *more: int) -> Holder:
 
 
 def num_moved(store: KeyValueStore) -> int:
-    return store.num_cached_blocks - store._closings.num_blocks
+    return store.num_cached_blocks - store._releases.num_blocks
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_whatever_comes_meanwhile_everybody_gets_what_was_computed(seed: int, nu
     for _ in range(20 * num_blocks):
         holders.fill(BLOCK_SIZE)
     holders.check()
-    assert not holders.store._closings
+    assert not holders.store._releases
     assert num_moved(holders.store) == holders.store.num_cached_blocks
 
 
@@ -66,7 +66,7 @@ def test_who_finds_it_has_it_moved_at_once() -> None:
     ended(holders)
     found = holders.find([*TEXT, 7])
     assert found is not None
-    assert (found.num_known, len(holders.store._closings)) == (20, 0)
+    assert (found.num_known, len(holders.store._releases)) == (20, 0)
     while found.holding.pending:
         holders.fill(BLOCK_SIZE)
         holders.check()
@@ -83,13 +83,13 @@ def test_who_needs_a_place_has_the_oldest_one_emptied() -> None:
     for each in list(holders.all):
         holders.publish(each)
         holders.close(each, at_once=False)
-    assert (len(holders.store._closings), len(holders.store._free_places)) == (5, 0)
+    assert (len(holders.store._releases), len(holders.store._free_places)) == (5, 0)
     assert holders.store.has_free_place
     other = holders.find([99])
     assert other is not None
     assert other.holding.place == 0
     holders.check()
-    assert len(holders.store._closings) == 4
+    assert len(holders.store._releases) == 4
     assert holders.store.num_cached_blocks == 30
 
 
@@ -97,7 +97,7 @@ def test_what_is_evicted_before_it_was_moved_takes_no_memory() -> None:
     holders = Holders(num_blocks=9, shape=PAGE_WIDE)
     ended(holders)
     assert holders.find([50, *range(60, 79)]) is not None  # five blocks, of which two are evicted
-    assert holders.store._closings.num_blocks == holders.store.num_cached_blocks == 4
+    assert holders.store._releases.num_blocks == holders.store.num_cached_blocks == 4
     holders.check()
     holders.compute()
     holders.check()
@@ -140,7 +140,7 @@ def test_it_is_moved_whole_where_nobody_would_wait_or_little_is_kept_or_some_of_
     holders.publish(short)
     holders.close(short, at_once=False)
     holders.check()
-    assert not holders.store._closings
+    assert not holders.store._releases
     assert len(holders.store._free_places) == 5
 
 

@@ -1,1 +1,0 @@
-"""Quantised weights: how checkpoints store them, and linears that compute with them."""
