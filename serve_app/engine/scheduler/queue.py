@@ -133,8 +133,7 @@ class WaitingQueue:
                 num_passed_over += num_lacking
                 ahead[number] = deque(islice(own, num_lacking, None))
                 continue
-            sequence = own.popleft()
-            yield sequence
+            yield (sequence := own.popleft())
             looked_at[number] += 1
             if looked_at[number] == most:
                 own.clear()
@@ -142,9 +141,12 @@ class WaitingQueue:
                 heap, num_swaps = entries(self._lines.values()), self._policy.num_swaps
                 heapify(heap)
             elif id(sequence) not in line.sequences:  # it had its turn
-                names = {self._policy.line_of(replace(line.share, priority=priority)) for priority in RANKS}
-                for each in entries(self._lines[name] for name in names if name in self._lines):
+                for each in entries(self._lines_of_flow(line.share)):
                     heappush(heap, each)
+
+    def _lines_of_flow(self, share: Share) -> list[Line]:
+        names = {self._policy.line_of(replace(share, priority=priority)) for priority in RANKS}
+        return [self._lines[name] for name in names if name in self._lines]
 
     def _line_for(self, sequence: Sequence) -> Line:
         share = sequence.request.share
