@@ -253,6 +253,7 @@ class ReplicaCard:
     usage: of the first flows by name, and of all others together
     news:  what flows spent since the router that asks last heard of it
     residency: of adapters
+    prefixes: names of those that other routers sent since the one that asks last asked (`core/prefixes.py`)
     """
 
     replica_id: str
@@ -261,6 +262,7 @@ class ReplicaCard:
     usage: UsageReport = field(default_factory=UsageReport)
     news: News = field(default_factory=News)
     residency: Residency = field(default_factory=Residency)
+    prefixes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
