@@ -20,8 +20,7 @@ from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.router.pace import Pace
-from serve_app.router.placement import Guess
+from serve_app.router.placement import LEARNING, Guess
 from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
@@ -29,8 +28,6 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Receive = Callable[[Delta], None]
 """Takes the deltas of a request."""
-TOKENS_PER_S = 1000.0
-"""The pace of a replica before anything is measured."""
 MIN_MEASURED = 64
 """Tokens of a prompt that tell of the pace: below it, most of the time is the way there and back."""
 Tell = Callable[[str, Sequence[str]], Awaitable[None]]
@@ -126,9 +123,9 @@ class ReplicaLink:
         return self._registry.num_prompt_tokens
 
     @property
-    def pace(self) -> float:
-        """Prompt tokens that it computes per second, as measured here."""
-        return self._registry.pace.per_s
+    def pace(self) -> float | None:
+        """Prompt tokens that it computes per second, as measured here; None before the first."""
+        return self._registry.pace
 
     def submit(
         self, requests: Sequence[GenerationRequest], receive: Receive, guesses: Sequence[Guess] = ()
@@ -386,20 +383,23 @@ class Registry:
     """The requests of one link. A request leaves it with its last sequence, or when it is forgotten.
 
     num_prompt_tokens: of prompts of which nothing was heard
-    pace: prompt tokens per second, from the first step of a prompt to the first delta
     """
 
     def __init__(self) -> None:
         self._live: dict[str, Registration] = {}
         self._num_outstanding = 0
-        self._prefill_s = 0.0
+        self._num_measured = self._measured_s = 0.0
         self.num_prompt_tokens = 0
-        self.pace = Pace(TOKENS_PER_S, now=0.0, belief_s=1.0)
 
     @property
     def num_outstanding(self) -> int:
         """Sequences that have not ended."""
         return self._num_outstanding
+
+    @property
+    def pace(self) -> float | None:
+        """Prompt tokens per second, from the first step of a prompt to its first delta; None before the first."""
+        return self._num_measured / self._measured_s if self._measured_s else None
 
     def names_of(self, request_ids: Iterable[str] | None = None) -> list[str]:
         """What clients know these requests by, or all of them; of those that are not here nothing is known."""
@@ -470,5 +470,6 @@ class Registry:
             registration.guess.habits.learn_prompt(registration.guess, report)
         num_computed = report.num_tokens - report.num_cached_tokens
         if num_computed >= MIN_MEASURED and registration.submitted_at is not None:
-            self._prefill_s += max(0.0, time.monotonic() - registration.submitted_at - report.queue_s)
-            self.pace.note(self._prefill_s, is_busy=True, num_completed=num_computed)
+            seconds = max(0.0, time.monotonic() - registration.submitted_at - report.queue_s)
+            self._num_measured += num_computed - LEARNING * self._num_measured
+            self._measured_s += seconds - LEARNING * self._measured_s

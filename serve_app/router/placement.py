@@ -33,6 +33,8 @@ BOUND = 1.25
 """Of a replica's share of the work."""
 FEW = 4
 """Sequences that a replica may always have: one step computes them all, so none of them waits."""
+TOKENS_PER_S = 1000.0
+"""The pace of replicas before any is measured."""
 SAME_PACE = 2.0
 """Replicas within this factor of the middle pace count as equally fast: company and chance slow a measurement."""
 LEARNING = 1 / 16
@@ -46,7 +48,7 @@ class Replica(Protocol):
     capacity: what its work is relative to; equal for equal machines
     num_foreign: of its work, sequences of other routers
     num_prompt_tokens: of this router's prompts there, still to be computed
-    pace:     prompt tokens that it computes per second, as measured
+    pace:     prompt tokens that it computes per second, as measured; None where nothing was
     """
 
     @property
@@ -60,7 +62,7 @@ class Replica(Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...
     @property
-    def pace(self) -> float: ...
+    def pace(self) -> float | None: ...
 
 
 AnyReplica = TypeVar("AnyReplica", bound=Replica)
@@ -235,10 +237,10 @@ def within_bound(replicas: Sequence[AnyReplica], size: int) -> Sequence[AnyRepli
     return [each for each, most in zip(replicas, bounds, strict=True) if each.work + size <= most] or replicas
 
 
-def even_paces(paces: Sequence[float]) -> list[float]:
-    """Return the pace of each replica; those near the middle one are taken to be equal to it."""
-    middle = median(paces)
-    return [middle if middle / SAME_PACE <= pace <= middle * SAME_PACE else pace for pace in paces]
+def even_paces(paces: Sequence[float | None]) -> list[float]:
+    """Return the pace of each replica; those near the middle one, and those not measured, count as equal to it."""
+    middle = median([pace for pace in paces if pace is not None] or [TOKENS_PER_S])
+    return [middle if pace is None or middle / SAME_PACE <= pace <= middle * SAME_PACE else pace for pace in paces]
 
 
 def _key_of(names: Sequence[bytes], version: str) -> bytes:

@@ -9,7 +9,7 @@ from serve_app.core.cards import ReplicaCard, Residency
 from serve_app.core.prefixes import ENDS
 
 MAX_NAMES = 1 << 17
-"""Of prefixes; about 24 MiB, and 6000 documents of 2000 tokens."""
+"""Of prefixes; about 20 MiB, and 6000 documents of 2000 tokens."""
 MAX_GONE = 64
 """Replicas that left until the table is swept of them, which takes about 60 ms."""
 LOAD_S = 0.2

@@ -14,7 +14,16 @@ from serve_app.core.cards import ReplicaCard, Residency
 from serve_app.core.delta import PromptReport
 from serve_app.core.names import ModelRef
 from serve_app.core.prefixes import prefixes_of
-from serve_app.router.placement import BOUND, FEW, Habits, Placement, PlacementPolicy, even_paces, within_bound
+from serve_app.router.placement import (
+    BOUND,
+    FEW,
+    TOKENS_PER_S,
+    Habits,
+    Placement,
+    PlacementPolicy,
+    even_paces,
+    within_bound,
+)
 from tests.fakes import model_card
 from tests.router.virtual_fleet import BASE, VirtualFleet, VirtualReplica, adapter, asking, documents, questions
 
@@ -132,7 +141,7 @@ def test_at_95_percent_load_nobody_waits_longer_than_with_least_work(
         traffic(policy, rate=rate, text_of=text_of, num_routers=num_routers) for policy in ("warm", "least_work")
     )
     assert warm.num_refused <= by_work.num_refused
-    assert warm.percentile(0.99) <= 1.02 * by_work.percentile(0.99)
+    assert warm.percentile(0.99) <= by_work.percentile(0.99)
 
 
 @pytest.mark.law("Placement")
@@ -234,7 +243,9 @@ def test_a_hot_adapter_spreads() -> None:
 def test_a_slow_replica_gets_less_and_a_little_slower_one_as_much() -> None:
     assert even_paces([1000, 1500, 700]) == [1000, 1000, 1000]
     assert even_paces([1000, 1000, 100]) == [1000, 1000, 100]
-    replicas = [*idle("a", "b"), VirtualReplica("slow", pace=200)]
+    assert even_paces([50_000, None, 50_000]) == [50_000] * 3
+    assert even_paces([None, None]) == [TOKENS_PER_S] * 2
+    replicas = [*idle("a", "b", pace=2000.0), VirtualReplica("slow", pace=200.0)]
     for each in replicas:
         each.work = 1
     found = Counter(chosen(Placement(), [1] * 33, replicas))

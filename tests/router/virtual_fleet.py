@@ -52,7 +52,7 @@ class VirtualReplica:
     work: int = 0
     num_foreign: int = 0
     num_prompt_tokens: int = 0
-    pace: float = 1 / PREFILL_S
+    pace: float | None = None
     speed: float = 1.0
     num_slots: int = 4
     num_given: int = 0
