@@ -233,11 +233,27 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """Which adapter versions a replica holds in slots, and what it takes to bring another one.
+
+    versions:  in slots, or on their way there
+    num_slots: versions that fit at once; 0 where the replica does not say
+    load_s:    mean seconds from the request for a version until it was ready; 0.0 before the first
+    """
+
+    versions: tuple[str, ...] = ()
+    num_slots: int = 0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCard:
     """One replica of a base model.
 
     usage: of the first flows by name, and of all others together
     news:  what flows spent since the router that asks last heard of it
+    residency: of adapters
+    prefixes: names of those that other routers sent since the one that asks last asked (`core/prefixes.py`)
     """
 
     replica_id: str
@@ -245,6 +261,8 @@ class ReplicaCard:
     load: Load = field(default_factory=Load)
     usage: UsageReport = field(default_factory=UsageReport)
     news: News = field(default_factory=News)
+    residency: Residency = field(default_factory=Residency)
+    prefixes: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

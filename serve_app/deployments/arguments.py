@@ -16,6 +16,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.http.settings import ClientSettings
 from serve_app.observe.switch import TraceSettings
 from serve_app.router.admission import AdmissionSettings
+from serve_app.router.placement import PlacementPolicy
 from serve_app.router.run import RunSettings
 from serve_app.tenants.keys import DEFAULT_PEPPER
 
@@ -119,6 +120,9 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
 
     aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
     dialect:        of requests that name none, to models that have none of their own
+    placement:      which replica gets a prompt: `warm` is where it costs least, prefixes and adapters that are there
+                    considered; `least_work` has the fewest sequences for its size; `power_of_two` is the better one of
+                    two random replicas by that measure; `random` is any
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
     auth:           `keys` asks every request for a key, except for /health, / and the console's files; `none` asks
                     nobody, on a loopback host only; null is `keys` if args has a store, else `none`
@@ -133,6 +137,7 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
 
     aliases: dict[str, str] = Field(default_factory=dict)
     dialect: DialectName = UNION.name
+    placement: PlacementPolicy = "warm"
     cors_origins: tuple[Origin, ...] = ()
     accept_any_model: bool = True
     auth: Literal["none", "keys"] | None = None

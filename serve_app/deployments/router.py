@@ -100,6 +100,7 @@ class RouterReplica:
         """Take over new settings; requests that run keep theirs."""
         settings = RouterSettings.model_validate(user_config)
         self._fleet.rename(settings.aliases)
+        self._fleet.placement.policy = settings.placement
         self._admission.settings = settings
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)

@@ -30,6 +30,7 @@ from serve_app.replica.engine import EncodedImage, Engine
 from serve_app.replica.preparation import Preparation, placed
 from serve_app.replica.requests import OpenRequests
 from serve_app.replica.tokenizer_pools import Tokenizations, TokenizerPools
+from serve_app.replica.told import Told
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.templates.rendering import Work
 from serve_app.text.tokenizer import TextTokenizer
@@ -89,7 +90,7 @@ class ModelService:
             make_outbox=lambda: Outbox(config.max_outbox_deltas),
             max_outbox_bytes=config.max_outbox_bytes,
         )
-        self._leases = Leases(config.lease_s, clock)
+        self._leases, self._told = Leases(config.lease_s, clock), Told()
         self._lease_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -129,7 +130,13 @@ class ModelService:
     @property
     def card(self) -> ReplicaCard:
         told = self.usage.bounded(MAX_TOLD_FLOWS)
-        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=self.engine.load, usage=told)
+        return ReplicaCard(
+            replica_id=self._replica_id,
+            model=self._card,
+            load=self.engine.load,
+            usage=told,
+            residency=self.engine.residency,
+        )
 
     @property
     def usage(self) -> UsageReport:
@@ -144,7 +151,8 @@ class ModelService:
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         self._leases.hear(router_id)
         self._check_engine()
-        return replace(self.card, news=self.engine.news(heard.get(self._replica_id, 0)))
+        news = self.engine.news(heard.get(self._replica_id, 0))
+        return replace(self.card, news=news, prefixes=self._told.take(router_id))
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames to a router. When the stream closes, its open requests are aborted."""
@@ -163,6 +171,7 @@ class ModelService:
         self._leases.hear(router_id)
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
+        self._told.note(router_id, requests)
         try:
             with self._pools.room_for(requests):
                 requests = [await self._rendered(request) for request in requests]
@@ -197,6 +206,7 @@ class ModelService:
     def detach_silent(self) -> None:
         """Detach routers whose lease has expired; runs four times in a lease."""
         for router_id in self._leases.expired():
+            self._told.forget(router_id)
             if router_id in self._delivery:
                 self._delivery.give_up(router_id, f"was not heard of for {self._leases.lease_s:.0f} s")
 

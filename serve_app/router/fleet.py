@@ -17,7 +17,8 @@ from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
 from serve_app.router.ledger_writer import Counts
-from serve_app.router.link import ReplicaLink, Standing
+from serve_app.router.link import ReplicaLink
+from serve_app.router.placement import Placement
 from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class Fleet:
 
     version: grows with every change of its cards and aliases
     counts:  what its replicas spent, those that are gone included
+    placement: which of them gets which prompt
 
     Deployments call `put` for every replica they see, as often as they look, `remove` for those gone, and
     `expect` with the models that ought to exist.
@@ -59,6 +61,7 @@ class Fleet:
         Catalog((), self._aliases)  # raises where the aliases contradict themselves
         self.version = 0
         self.counts = Counts()
+        self.placement = Placement()
         self._everything = self.seen_with(Rights())
 
     @property
@@ -116,6 +119,7 @@ class Fleet:
         else:
             link = self._connect(card, backend)
         self._links[card.replica_id] = link
+        self.placement.warmth.hear(card)
         self._refresh()
         return link
 
@@ -132,6 +136,7 @@ class Fleet:
         A router that stood still finds all of its leases expired when it goes on, and every replica healthy.
         """
         link = self._links.get(replica_id)
+        self.placement.warmth.forget(replica_id)
         if link is not None and link.has_ended and replica_id not in self._reconnected:
             self._reconnected.add(replica_id)
             self._links[replica_id] = self._connect(link.card, backend)
@@ -145,6 +150,7 @@ class Fleet:
         """Send nothing more to a replica. What it computes goes on, as a replica drains before it ends."""
         link = self._links.pop(replica_id, None)
         self._reconnected.discard(replica_id)
+        self.placement.warmth.forget(replica_id)
         if link is not None:
             self._retired = {i: old for i, old in self._retired.items() if old.num_outstanding}
             self._retired[replica_id] = link
@@ -232,27 +238,6 @@ def _weight(found: Sequence[AdapterCard], card: AdapterCard) -> tuple[object, ..
 
 def _serves(card: ModelCard, ref: ModelRef) -> bool:
     return card.name == ref.base and card.has(ref)
-
-
-class Placement:
-    """Gives each prompt to the replica with the least work for its size; equals take turns, also between requests."""
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def place(self, sizes: Sequence[int], standings: Sequence[Standing]) -> list[int]:
-        """Return the index of a standing for each size (sequences of one prompt), counting what was just given."""
-        work = [standing.work for standing in standings]
-        chosen: list[int] = []
-        for size in sizes:
-            best = min(
-                range(len(standings)),
-                key=lambda i: (work[i] / max(1, standings[i].capacity), (i - self._turn) % len(standings)),
-            )
-            work[best] += size
-            self._turn = best + 1
-            chosen.append(best)
-        return chosen
 
 
 MAX_NAMED = 10

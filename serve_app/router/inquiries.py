@@ -68,7 +68,7 @@ class Inquiries:
 
     async def _ask(self, model: str | None, ask: Callable[[ReplicaLink], Awaitable[Result]]) -> Result:
         """The least busy replica, and the others in turn where one turns out to be lost."""
-        links = sorted(self._view.links_for(self._base(model)), key=lambda link: link.standing.work)
+        links = sorted(self._view.links_for(self._base(model)), key=lambda link: link.work)
         for link in links[:-1]:
             try:
                 return await ask(link)

@@ -20,7 +20,7 @@ from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.accounting import Accounting
 from serve_app.router.admission import Admission, Ticket
-from serve_app.router.fleet import Fleet, Placement
+from serve_app.router.fleet import Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
@@ -56,7 +56,6 @@ class Router:
         fleet: Fleet,
         config: RouterConfig | None = None,
         *,
-        placement: Placement | None = None,
         admission: Admission | None = None,
         tenant: Tenant = LOCAL.tenant,
         accounting: Accounting | None = None,
@@ -68,7 +67,6 @@ class Router:
         self._share = tenant.share
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
-        self._placement = placement or Placement()
 
     def enter(self) -> Ticket:
         """A place for one of the tenant's requests. Raises as `Admission.enter`."""
@@ -97,7 +95,6 @@ class Router:
             requests,
             response_id,
             fleet=self.fleet,
-            placement=self._placement,
             settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
             holds_back=not request.stream,
         )
@@ -127,7 +124,6 @@ class Router:
         return Router(
             self.fleet,
             self._config,
-            placement=self._placement,
             admission=self.admission,
             tenant=tenant,
             accounting=self.accounting,
