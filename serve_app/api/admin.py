@@ -49,6 +49,14 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
         (AdminPath.ROTATION, "POST"): Service("rotate_key", _ROTATED, "ShownKey", "Rotation"),
         (AdminPath.EVENTS, "GET"): Service("list_events", _CHANGED, "EventList", query=EVENTS),
         (AdminPath.USAGE, "GET"): Service("show_usage", "Who used what", "UsageList", query=("tenant", *OWN)),
+        (AdminPath.ADAPTERS, "GET"): Service("list_adapters", "List adapters with their versions", "AdapterList"),
+        (AdminPath.ADAPTERS, "POST"): Service("publish_adapter", "Publish an adapter", "ListedAdapter", "LoadAdapter"),
+        (AdminPath.ADAPTERS, "DELETE"): Service(
+            "withdraw_adapter", "Serve an adapter no longer", "WithdrawnAdapter", query=("lora_name",)
+        ),
+        (AdminPath.ROLLBACK, "POST"): Service(
+            "roll_back_adapter", "Serve the version before", "ListedAdapter", "UnloadAdapter"
+        ),
         (AdminPath.OWN_USAGE, "GET"): Service("show_usage", "What the key's tenant used", "UsageList", query=OWN),
     }
 )  # fmt: skip
@@ -68,6 +76,7 @@ TENANT: Mapping[str, Schema] = MappingProxyType(
         "weight": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT},
         "priority": {"enum": list(get_args(Priority))},
         "models": array(STRING),
+        "publishes": array(STRING),
         "limits": {"type": "object", "properties": dict(LIMITS), "additionalProperties": False},
         "max_n": nullable(POSITIVE),
         "max_tokens": nullable(POSITIVE),

@@ -12,7 +12,6 @@ from serve_app.api.dialects import UNION
 from serve_app.api.error_text import shown
 from serve_app.api.forms.form import Parameter, Terms, Value
 from serve_app.api.limits import WireLimits
-from serve_app.api.paths import Path
 from serve_app.core.errors import InvalidRequest, MalformedJson, UnsupportedParameter
 
 SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -101,7 +100,7 @@ def _check_characters(value: object) -> None:
 
 
 def read_members(
-    body: bytes, table: Mapping[str, Parameter], limits: WireLimits, *, path: Path, required: str | None = None
+    body: bytes, table: Mapping[str, Parameter], limits: WireLimits, *, path: str, required: str | None = None
 ) -> dict[str, Any]:
     """The members that are not null, in their forms.
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, assert_never
 
+from serve_app.api.adapters import LOAD, UNLOAD
 from serve_app.api.admin import ADMIN_SCHEMAS, SERVICES, Service
 from serve_app.api.contradictions import continued, excluded
 from serve_app.api.dialects import DIALECTS, HEADER, LLAMA_CPP, UNLIMITED, Dialect
@@ -16,7 +17,7 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
 from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
-from serve_app.api.paths import OPEN, AdminPath, Path
+from serve_app.api.paths import OF_ADAPTERS, OPEN, AdminPath, Path
 from serve_app.api.responding import RESPONSES
 from serve_app.api.schemas import NOTHING, SCHEMAS, STRING, nullable, record, reference
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
@@ -85,7 +86,10 @@ def _open_document(terms: Terms) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
-        "paths": {path: {path.method.lower(): operation} for path, operation in _operations().items()},
+        "paths": {
+            **{path: {path.method.lower(): operation} for path, operation in _operations().items()},
+            **{path.value: _admin_operations(path) for path in sorted(OF_ADAPTERS)},
+        },
         "components": {
             "schemas": {
                 **SCHEMAS,
@@ -94,10 +98,12 @@ def _open_document(terms: Terms) -> dict[str, Any]:
                 "ResponsesRequest": responses_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
-                "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input") | {"additionalProperties": True},
+                "EmbeddingsRequest": _object(EMBEDDINGS, terms, "input") | {"additionalProperties": True},
                 "TokenizeRequest": _tokenize(terms),
                 "ApplyTemplateRequest": _apply_template(terms),
-                "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
+                "DetokenizeRequest": _object(DETOKENIZE, terms, "tokens"),
+                "LoadAdapter": _object(LOAD, terms, "lora_name", "lora_path"),
+                "UnloadAdapter": _object(UNLOAD, terms, "lora_name"),
             }
         },
     }
@@ -126,6 +132,8 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
         Path.PROPS: _operation("Properties of a model", "Props", parameters=[MODEL_QUERY]),
         Path.ADAPTERS: _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY]),
+        Path.LOAD_ADAPTER: _told_in_text("Publish an adapter", "LoadAdapter"),
+        Path.UNLOAD_ADAPTER: _told_in_text("Serve an adapter no longer", "UnloadAdapter"),
         Path.HEALTH: _health(),
         Path.V1_HEALTH: _health(),
         Path.METRICS: _other("Metrics for Prometheus", "text/plain"),
@@ -189,6 +197,12 @@ def _operation(
         operation["requestBody"] = {"required": True, "content": _json(body)}
     if parameters:
         operation["parameters"] = parameters
+    return operation
+
+
+def _told_in_text(summary: str, body: str) -> dict[str, Any]:
+    operation = _operation(summary, "Error", body=body)
+    operation["responses"]["200"]["content"] = {"text/plain": {}}
     return operation
 
 
@@ -269,12 +283,12 @@ def _one_of(name: str) -> Schema:
 
 
 def _apply_template(terms: Terms) -> Schema:
-    return {**_object(APPLY_TEMPLATE, terms, asked="messages"), "not": {"anyOf": continued()}}
+    return {**_object(APPLY_TEMPLATE, terms, "messages"), "not": {"anyOf": continued()}}
 
 
-def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Schema:
-    """Return the schema of a body that is read by a table; one of its members is required."""
-    return {"type": "object", "required": [asked], **_properties(table, terms, asked=(asked,))}
+def _object(table: Mapping[str, Parameter], terms: Terms, *asked: str) -> Schema:
+    """Return the schema of a body that is read by a table. asked: members that are required"""
+    return {"type": "object", "required": list(asked), **_properties(table, terms, asked=asked)}
 
 
 def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
@@ -306,13 +320,13 @@ REFUSALS = {
 }
 FAILURES = {
     400: "A field is unknown or out of its range; the message names it.",
-    404: "There is no such tenant or key.",
+    404: "There is no such tenant, key or adapter.",
     413: "The body is larger than the server reads.",
     415: "The body is not JSON.",
     405: "The route has other methods; `Allow` names them.",
     408: "The body did not arrive in time.",
     500: "The server failed.",
-    503: "The store of tenants does not answer; repeat after `Retry-After` seconds.",
+    503: "The store does not answer, or no replica is ready; repeat after `Retry-After` seconds.",
 }
 
 
@@ -322,8 +336,7 @@ def with_keys(document: dict[str, Any]) -> dict[str, Any]:
         path: {method: {**each, **_guarded(path, each["responses"])} for method, each in operations.items()}
         for path, operations in document["paths"].items()
     }
-    for (path, method), service in SERVICES.items():
-        paths.setdefault(path.value, {})[method.lower()] = _admin_operation(path, service)
+    paths |= {path.value: _admin_operations(path) for path in AdminPath}
     components = document["components"]
     return {
         **document,
@@ -337,6 +350,11 @@ def _guarded(path: str, responses: dict[str, Any]) -> dict[str, Any]:
     if path in OPEN:
         return {"security": []}
     return {"responses": {**responses, **_told(REFUSALS)}}
+
+
+def _admin_operations(path: AdminPath) -> dict[str, Any]:
+    """Return the operations of one route by method."""
+    return {method.lower(): _admin_operation(path, each) for (of, method), each in SERVICES.items() if of is path}
 
 
 def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:

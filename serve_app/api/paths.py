@@ -28,6 +28,8 @@ class Path(StrEnum):
     DIALECTS = "/v1/dialects"
     PROPS = "/props"
     ADAPTERS = "/lora-adapters"
+    LOAD_ADAPTER = "/v1/load_lora_adapter"
+    UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
     HEALTH = "/health"
     V1_HEALTH = "/v1/health"
     METRICS = "/metrics"
@@ -46,6 +48,8 @@ class Path(StrEnum):
         """Return the scope that a key needs; None if any key will do."""
         if self in WATCHING:
             return Scope.METRICS
+        if self in PUBLISHING:
+            return Scope.ADAPTERS_WRITE
         return None if self in DESCRIBING else Scope.INFER
 
 
@@ -62,8 +66,11 @@ POSTED = frozenset(
         Path.DETOKENIZE,
         Path.APPLY_TEMPLATE,
         Path.EXPLAIN,
+        Path.LOAD_ADAPTER,
+        Path.UNLOAD_ADAPTER,
     }
 )
+PUBLISHING = frozenset({Path.LOAD_ADAPTER, Path.UNLOAD_ADAPTER})
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
 OPEN = frozenset({Path.HEALTH, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
@@ -72,7 +79,7 @@ of a service; the page that asks for a key, and the way there, have to be there 
 
 
 class AdminPath(StrEnum):
-    """One route of administrators, or of a tenant's own usage; there only where keys are asked for."""
+    """One route of administrators or of a tenant's own usage. All but those of adapters are there only with keys."""
 
     TENANTS = "/admin/tenants"
     TENANT = "/admin/tenants/{name}"
@@ -81,9 +88,14 @@ class AdminPath(StrEnum):
     ROTATION = "/admin/keys/{id}/rotate"
     EVENTS = "/admin/events"
     USAGE = "/admin/usage"
+    ADAPTERS = "/admin/adapters"
+    ROLLBACK = "/admin/adapters/rollback"
     OWN_USAGE = "/v1/usage"
 
     @property
     def scope(self) -> Scope | None:
         """Return the scope that a key needs; None if any key will do."""
         return None if self is AdminPath.OWN_USAGE else Scope.ADMIN
+
+
+OF_ADAPTERS = frozenset({AdminPath.ADAPTERS, AdminPath.ROLLBACK})

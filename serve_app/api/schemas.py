@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from serve_app.api.adapters import ListedAdapter
 from serve_app.api.explanation import LimitState
 from serve_app.api.forms.form import Schema
 from serve_app.api.listings import ModelEntry, Moment
@@ -289,6 +290,9 @@ SCHEMAS: Mapping[str, Schema] = {
     "NativeCompletion": {"anyOf": [reference("NativeResult"), array(reference("NativeResult"))]},
     "NativeResult": NATIVE,
     "Error": ERROR,
+    "AdapterList": record({"object": {"const": "list"}, "revision": COUNT, "data": array(reference("ListedAdapter"))}),
+    "ListedAdapter": derived(ListedAdapter),
+    "WithdrawnAdapter": record({"withdrawn": STRING}),
     "Model": derived(ModelEntry),
     "Live": derived(Moment),
     "ModelList": record({"object": {"const": "list"}, "data": array(reference("Model"))}),
