@@ -98,12 +98,12 @@ def _open_document(terms: Terms) -> dict[str, Any]:
                 "ResponsesRequest": responses_schema(terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
-                "EmbeddingsRequest": _object(EMBEDDINGS, terms, "input") | {"additionalProperties": True},
+                "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input") | {"additionalProperties": True},
                 "TokenizeRequest": _tokenize(terms),
                 "ApplyTemplateRequest": _apply_template(terms),
-                "DetokenizeRequest": _object(DETOKENIZE, terms, "tokens"),
-                "LoadAdapter": _object(LOAD, terms, "lora_name", "lora_path"),
-                "UnloadAdapter": _object(UNLOAD, terms, "lora_name"),
+                "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
+                "LoadAdapter": {**_object(LOAD, terms, asked="lora_name"), "required": ["lora_name", "lora_path"]},
+                "UnloadAdapter": _object(UNLOAD, terms, asked="lora_name"),
             }
         },
     }
@@ -283,12 +283,12 @@ def _one_of(name: str) -> Schema:
 
 
 def _apply_template(terms: Terms) -> Schema:
-    return {**_object(APPLY_TEMPLATE, terms, "messages"), "not": {"anyOf": continued()}}
+    return {**_object(APPLY_TEMPLATE, terms, asked="messages"), "not": {"anyOf": continued()}}
 
 
-def _object(table: Mapping[str, Parameter], terms: Terms, *asked: str) -> Schema:
-    """Return the schema of a body that is read by a table. asked: members that are required"""
-    return {"type": "object", "required": list(asked), **_properties(table, terms, asked=asked)}
+def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Schema:
+    """Return the schema of a body that is read by a table; one of its members is required."""
+    return {"type": "object", "required": [asked], **_properties(table, terms, asked=(asked,))}
 
 
 def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
@@ -316,9 +316,10 @@ SCHEMES: dict[str, Any] = {
 }
 REFUSALS = {
     401: "There is no key, or one that is unknown, has expired or was revoked.",
-    403: "The key is for something else.",
+    403: "The key is for something else, or the folder is not allowed.",
 }
 FAILURES = {
+    403: REFUSALS[403],
     400: "A field is unknown or out of its range; the message names it.",
     404: "There is no such tenant, key or adapter.",
     413: "The body is larger than the server reads.",
@@ -332,11 +333,11 @@ FAILURES = {
 
 def with_keys(document: dict[str, Any]) -> dict[str, Any]:
     """Return the description of the same service where it asks for keys."""
+    every = {**document["paths"], **{path.value: _admin_operations(path) for path in AdminPath}}
     paths: dict[str, Any] = {
         path: {method: {**each, **_guarded(path, each["responses"])} for method, each in operations.items()}
-        for path, operations in document["paths"].items()
+        for path, operations in every.items()
     }
-    paths |= {path.value: _admin_operations(path) for path in AdminPath}
     components = document["components"]
     return {
         **document,
@@ -362,7 +363,7 @@ def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:
         "summary": service.summary,
         "responses": {
             "200": {"description": service.summary, "content": _json(service.answer)},
-            **_told(REFUSALS | FAILURES),
+            **_told(FAILURES),
         },
     }
     names = [("path", name, True) for name in ("name", "id") if f"{{{name}}}" in path]
