@@ -354,7 +354,6 @@ def _guarded(path: str, responses: dict[str, Any]) -> dict[str, Any]:
 
 
 def _admin_operations(path: AdminPath) -> dict[str, Any]:
-    """Return the operations of one route by method."""
     return {method.lower(): _admin_operation(path, each) for (of, method), each in SERVICES.items() if of is path}
 
 
