@@ -68,6 +68,7 @@ class FileSource:
         self._on_look = on_look
         self._mark: tuple[int, ...] | None = None
         self._complaint = ""
+        self._turn = asyncio.Lock()
 
     async def run(self) -> None:
         """Look for ever."""
@@ -77,7 +78,8 @@ class FileSource:
 
     async def look(self) -> None:
         try:
-            await asyncio.to_thread(self._read)
+            async with self._turn:
+                await asyncio.to_thread(self._read)
             self._complaint = ""
         except (OSError, StoreUnavailable) as error:
             if str(error) != self._complaint:
@@ -267,7 +269,7 @@ class Publishing:
         links = self._fleet.links_of(base)
         if not links:
             raise self._fleet.not_ready(base)
-        folder, root = self._folder(path, links)
+        folder, root = self._folder(path, links, by)
         change = replace(self._change("publish", base, adapter, by), path=str(folder), in_place=in_place)
         changed(self._heard(), change)  # refuses early a name that is taken
         async with self._reading:
@@ -298,17 +300,18 @@ class Publishing:
             raise Forbidden.refusing(NAME, must=must, found=repr(name[:MAX_PATH_CHARS]))
         return base, adapter
 
-    def _folder(self, path: str, links: Sequence[ReplicaLink]) -> tuple[Path, Path]:
+    def _folder(self, path: str, links: Sequence[ReplicaLink], by: Publisher) -> tuple[Path, Path]:
         """Return the folder that is meant, without links, and the root that it is below.
 
-        Raises Forbidden alike for what is not there and for what is elsewhere: nobody learns of other files.
+        Raises Forbidden alike for what is not there and for what is elsewhere: nobody learns of other files, and only
+        the operator of the roots.
         """
         roots = {*self.roots, *(link.card.model.adapters_root for link in links)} - {""}
         refusal = Forbidden.refusing(
             PATH,
             must="be a folder below `adapters` of the model or `adapter_roots` of the router",
             found=repr(path[:MAX_PATH_CHARS]),
-            remedy=f"Allowed are {', '.join(sorted(roots)) or 'none yet'}.",
+            remedy=f"Allowed are {', '.join(sorted(roots)) or 'none yet'}." if by.rights.allow_everything else "",
         )
         if len(path) > MAX_PATH_CHARS or "\0" in path or ".." in Path(path).parts or not path.isprintable():
             raise refusal
