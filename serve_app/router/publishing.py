@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from serve_app.api.adapters import ListedAdapter, PreviousVersion
+from serve_app.api.error_text import shown
 from serve_app.catalog.adapters import read_version
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import ADAPTER_NAME
@@ -265,7 +266,7 @@ class Publishing:
         base, adapter = self._named(name, by)
         if not ADAPTER_NAME.fullmatch(adapter):
             must = f"be base:adapter, the adapter's name matching {ADAPTER_NAME.pattern}"
-            raise InvalidRequest.refusing(NAME, must=must, found=repr(name[:MAX_PATH_CHARS]))
+            raise InvalidRequest.refusing(NAME, must=must, found=shown(name))
         links = self._fleet.links_of(base)
         if not links:
             raise self._fleet.not_ready(base)
@@ -293,11 +294,11 @@ class Publishing:
             name = f"{base}:{name}"
         if base is None or not name[len(base) + 1 :]:
             must = "be base:adapter, of a base model that is served"
-            raise ModelNotFound.refusing(NAME, must=must, found=repr(name[:MAX_PATH_CHARS]))
+            raise ModelNotFound.refusing(NAME, must=must, found=shown(name))
         adapter = name[len(base) + 1 :]
         if not by.rights.allow(base, adapter):
             must = "be a name that the key's tenant may publish under (`publishes` of the tenant)"
-            raise Forbidden.refusing(NAME, must=must, found=repr(name[:MAX_PATH_CHARS]))
+            raise Forbidden.refusing(NAME, must=must, found=shown(name))
         return base, adapter
 
     def _folder(self, path: str, links: Sequence[ReplicaLink], by: Publisher) -> tuple[Path, Path]:
@@ -310,7 +311,7 @@ class Publishing:
         refusal = Forbidden.refusing(
             PATH,
             must="be a folder below `adapters` of the model or `adapter_roots` of the router",
-            found=repr(path[:MAX_PATH_CHARS]),
+            found=shown(path),
             remedy=f"Allowed are {', '.join(sorted(roots)) or 'none yet'}." if by.rights.allow_everything else "",
         )
         if len(path) > MAX_PATH_CHARS or "\0" in path or ".." in Path(path).parts or not path.isprintable():
