@@ -79,6 +79,17 @@ def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
     )
 
 
+def read_version(path: Path, *, root: Path) -> str:
+    """Return the digest of an adapter's files, without judging them. Links may not lead out of `root`.
+
+    Raises CatalogError where one is missing or too large.
+    """
+    config_path, weights_path = _config_path(path, root=root), _weights_path(path, root=root)
+    if config_path.stat().st_size > MAX_CONFIG_BYTES:
+        raise CatalogError(f"{CONFIG} is larger than {MAX_CONFIG_BYTES} bytes")
+    return _digest(config_path, weights_path)
+
+
 def _config_path(path: Path, *, root: Path) -> Path:
     """Find the configuration. Raises CatalogError, which says where another one is."""
     if not (path / CONFIG).exists() and not (path / CONFIG).is_symlink():

@@ -142,6 +142,16 @@ class Fleet:
             self._links[replica_id] = self._connect(link.card, backend)
         self._refresh()
 
+    def links_of(self, base: str | None = None) -> list[ReplicaLink]:
+        """Return open links to the replicas of a base model, or to all."""
+        return [each for each in self._links.values() if each.is_open and base in (None, each.card.model.name)]
+
+    def update(self, replica_id: str, model: ModelCard) -> None:
+        """Take over what a replica says of its model between two hellos."""
+        if (link := self._links.get(replica_id)) is not None:
+            link.refresh(replace(link.card, model=model))
+            self._refresh()
+
     def hear(self, card: ReplicaCard) -> None:
         """What a replica says that it spent, also one that is left already."""
         self.counts.note(card.replica_id, card.model.name, card.news.spent)
@@ -219,16 +229,22 @@ class Fleet:
 def as_one(cards: Sequence[ModelCard]) -> ModelCard:
     """Describe a model as its replicas have it together: as most of them say, with the adapters of all.
 
-    A name means one version: one that can be used, that most replicas have, whose weights are the newest. What is
-    still equal is decided by its text, so the order in which replicas answer decides nothing.
+    Names mean what the replicas say that have applied the newest revision. Of several versions a name means one: one
+    that can be used, that most replicas have, whose weights are the newest. What is still equal is decided by its text,
+    so the order in which replicas answer decides nothing. All other versions can be pinned.
     """
-    bare = [replace(card, adapters=()) for card in cards]
+    revision = max(card.adapters_revision for card in cards)
+    bare = [replace(card, adapters=(), staged=(), adapters_revision=revision) for card in cards]
     versions: dict[str, list[AdapterCard]] = {}
     for card in cards:
-        for adapter in card.adapters:
+        for adapter in card.adapters if card.adapters_revision == revision else ():
             versions.setdefault(adapter.name, []).append(adapter)
     adapters = tuple(max(found, key=partial(_weight, found)) for _, found in sorted(versions.items()))
-    return replace(max(bare, key=lambda card: (bare.count(card), card.created, repr(card))), adapters=adapters)
+    meant = {(each.name, each.version) for each in adapters}
+    at_hand = {(each.name, each.version): each for card in cards for each in (*card.adapters, *card.staged)}
+    staged = tuple(each for key, each in sorted(at_hand.items()) if key not in meant and each.is_usable)
+    most = max(bare, key=lambda card: (bare.count(card), card.created, repr(card)))
+    return replace(most, adapters=adapters, staged=staged)
 
 
 def _weight(found: Sequence[AdapterCard], card: AdapterCard) -> tuple[object, ...]:

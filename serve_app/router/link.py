@@ -69,6 +69,11 @@ class ReplicaLink:
         self._reader = self._calls.spawn(self._read())
 
     @property
+    def backend(self) -> Backend:
+        """The way to the replica, for what is not a client's."""
+        return self._backend
+
+    @property
     def replica_id(self) -> str:
         return self.card.replica_id
 

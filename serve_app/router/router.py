@@ -10,7 +10,7 @@ from functools import partial
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.listings import ModelEntry, dialects_body, list_models, mix_entry
+from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
 from serve_app.core.ledger import Prices
@@ -217,7 +217,11 @@ class Router:
         if name in entries:
             return entries[name]
         found = self.view.resolve(name)
-        return mix_entry(self._card_of(found), found) if found.mix else entries[found.name]
+        card = self._card_of(found)
+        if found.mix or found.adapter is None:
+            return mix_entry(card, found) if found.mix else entries[found.name]
+        adapter = next(each for each in card.versions(found.adapter) if each.version == found.version)
+        return adapter_entry(card, adapter, is_pinned=adapter != card.adapter(found.adapter))
 
     def _alias_targets(self) -> dict[str, ModelRef]:
         """What each alias that leads anywhere means now."""
