@@ -107,7 +107,7 @@ class Ticket:
         self._admission.grow(self, sizes)
 
     async def turn(self) -> None:
-        """Wait until the replicas have use for the request: for any one before it has grown, for its own behind that.
+        """Wait until replicas have use for the request: before `grow` those of any model, after it those of its own.
 
         Raises what it is ended with meanwhile.
         """

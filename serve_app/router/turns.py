@@ -1,4 +1,4 @@
-"""Decides which admitted request begins next."""
+"""Decides which admitted request the router hands to replicas next; the engine orders sequences by itself."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_who_needs_a_place_has_the_oldest_one_emptied() -> None:
         holders.publish(each)
         holders.close(each, at_once=False)
     assert (len(holders.store._releases), len(holders.store._free_places)) == (5, 0)
-    assert holders.store.has_free_place
+    assert holders.store.has_common_place
     other = holders.find([99])
     assert other is not None
     assert other.holding.place == 0

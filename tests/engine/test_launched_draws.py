@@ -16,7 +16,7 @@ from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobP
 from serve_app.engine.decoder.memory import HostCopy
 from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masks import StepMasks
-from serve_app.engine.sampling.sampler import SampledSpan, Sampler, is_usual
+from serve_app.engine.sampling.sampler import SampledSpan, Sampler, can_launch_ahead
 from serve_app.engine.sampling.stages import STAGES, Parameters, order_of, stages_of
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row
@@ -138,13 +138,13 @@ def test_small_and_large_vocabularies(vocab: int) -> None:
 def test_unusual_rows_beside_usual_ones_are_drawn_as_ever() -> None:
     logits = logits_of(120)
     rows = [[*usual_rows(60), *mixed_rows(60)] for _ in range(2)]
-    assert 60 < sum(is_usual(each) for each in rows[0]) < 115
+    assert 60 < sum(can_launch_ahead(each) for each in rows[0]) < 115
     assert_same(sampled(rows[0], logits, is_launched=True), sampled(rows[1], logits, is_launched=False))
 
 
 def test_what_a_device_draws_leaves_out_no_stage() -> None:
     """Every stage is computed there, but for one that is steered by what was drawn, and XTC."""
-    usual = [each for each in [*usual_rows(200), *mixed_rows(200)] if is_usual(each)]
+    usual = [each for each in [*usual_rows(200), *mixed_rows(200)] if can_launch_ahead(each)]
     drawn = [each for each in usual if not each.request.sampling.is_greedy]
     assert len(drawn) > 100
     computed = [stage for name in STAGES if name in TEMPERATURE_FIRST and name != "xtc" for stage in STAGES[name]]

@@ -131,10 +131,10 @@ def carry_on(
     for _ in range(120):
         action = generator.random()
         computed = [each for each in holders.all if each.is_computed]
-        if action < 0.3 and holders.store.has_free_place:
+        if action < 0.3 and holders.store.has_common_place:
             own = [generator.randrange(1, 3) for _ in range(generator.randrange(1, 6))]
             holders.find([*TEXT[: generator.randrange(len(TEXT))], *own])
-        elif action < 0.45 and computed and holders.store.has_free_place:
+        elif action < 0.45 and computed and holders.store.has_common_place:
             parent = generator.choice(computed)
             num_tokens = generator.randrange(1, len(parent.tokens) + 1)
             if holders.store.can_reserve(num_tokens):

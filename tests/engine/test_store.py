@@ -216,7 +216,7 @@ def test_random_use_keeps_contents_and_conserves_blocks(make_store: MakeStore) -
     running: dict[int, tuple[Holding, list[int]]] = {}
     for _ in range(1500):
         action = generator.random()
-        if action < 0.35 and store.has_free_place:
+        if action < 0.35 and store.has_common_place:
             tokens = [generator.randrange(1, 3) for _ in range(generator.randrange(1, 12))]
             holding = store.open()
             known = find(store, holding, tokens, salt=b"")

@@ -61,12 +61,12 @@ class KeyValueStore:
         self._filling = Filling(storage, self._holdings, block_size)
 
     @property
-    def has_free_place(self) -> bool:
+    def has_common_place(self) -> bool:
         """Return whether any sequence may open."""
         return len(self._free_places) + len(self._releases) > self._num_spare
 
     @property
-    def has_spare_place(self) -> bool:
+    def has_any_place(self) -> bool:
         """Return whether a sequence of a flow with less than its share may open."""
         return bool(self._free_places) or bool(self._releases)
 
@@ -88,7 +88,7 @@ class KeyValueStore:
         return -(-num_tokens // self.block_size)
 
     def open(self) -> Holding:
-        """Take the lowest free place, with nothing on it. Only where `has_spare_place`."""
+        """Take the lowest free place, with nothing on it. Only where `has_any_place`."""
         if not self._free_places:
             self._settle(self._releases.finish_first)
         holding = Holding(heappop(self._free_places))

@@ -148,8 +148,12 @@ class Sampler:
     def begin(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> Begun:
         """Begin with the draws of a step: all of the usual ones, where the host is not to look at each."""
         spans = [(s, row + s.scores) for s, row in zip(batch.spans, batch.first_rows, strict=True) if s.samples]
-        usual = [(span.sequence, row) for span, row in spans if self._land is not None and is_usual(span.sequence)]
-        others = [(span.sequence, row) for span, row in spans if self._land is None or not is_usual(span.sequence)]
+        usual = [
+            (span.sequence, row) for span, row in spans if self._land is not None and can_launch_ahead(span.sequence)
+        ]
+        others = [
+            (span.sequence, row) for span, row in spans if self._land is None or not can_launch_ahead(span.sequence)
+        ]
         launched = None
         if self._land is not None and usual:
             sequences, rows = [sequence for sequence, _ in usual], take_rows(logits, [row for _, row in usual])
@@ -288,7 +292,7 @@ def _certain(token_id: int, sequence: Sequence) -> Drawn:
     return Drawn(token_id, 1.0, ((token_id, 0.0),) if wanted is not None and wanted.top else ())
 
 
-def is_usual(sequence: Sequence) -> bool:
+def can_launch_ahead(sequence: Sequence) -> bool:
     """Say whether a sequence's draw is known by its token alone, so that the next step can be launched behind it.
 
     Mirostat is steered by what was drawn; XTC alone needs every token in view as a rule; the distribution that is drawn

@@ -3,9 +3,9 @@
 For each sequence, in the order of turns,
 
 1. look for a place. If all are taken, the policy grants a spare one, or names a running sequence that gives its own;
-2. wait where a prompt that is just being computed begins with the same tokens;
-3. pass it over while it lacks blocks or an adapter's slot; one that was passed over for long is waited for;
-4. pin its adapter, and pass it over until that is loaded;
+2. skip it while a prompt that is just being computed begins with the same tokens;
+3. skip it while it lacks blocks or an adapter's slot. If that lasts for `max_bypass_s`, nobody behind may take those;
+4. pin its adapter, and skip it until that is loaded;
 5. take it out of the queue, and preempt the sequence that gives its place.
 """
 
@@ -146,8 +146,8 @@ class Admission:
             self._policy.note_recomputed(sequence.request.share.flow, sequence.num_missing)
 
     def _has_place_for(self, sequence: Sequence, running: Items[Sequence], owed: dict[str, float]) -> bool:
-        if self._store.has_free_place or not self._store.has_spare_place:
-            return self._store.has_free_place
+        if self._store.has_common_place or not self._store.has_any_place:
+            return self._store.has_common_place
         shares = [each.request.share for each in running]
         return self._policy.may_take_spare(shares, owed, sequence.request.share)
 
@@ -160,7 +160,7 @@ class Admission:
 
     def _lacks_what_is_known(self, sequence: Sequence, found: Findings) -> bool:
         """Return whether it is passed over for what can be told at once, so that it hides nobody behind it."""
-        if found.keeps_blocks or not self._store.has_free_place:
+        if found.keeps_blocks or not self._store.has_common_place:
             return False
         if self._in_work.holds_up(sequence):
             return True

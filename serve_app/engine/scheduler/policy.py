@@ -60,7 +60,10 @@ class Claim(NamedTuple):
 
 
 class Beyond(NamedTuple):
-    """The rows of a step that are beyond what all flows have, and the rows of the flow that has the least of all."""
+    """Rows of a step that a flow has above the common level, and rows of the flow that sets this level.
+
+    The level is the rows per weight of the worst-off flow that does not wait. Rows above it may be left out of a step.
+    """
 
     num_rows: int = 0
     num_least: int = 0

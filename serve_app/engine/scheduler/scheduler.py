@@ -44,9 +44,9 @@ class Scheduler:
     paused:  taken out until they are resumed; they hold nothing
     policy:  who is served first; None is first come, first served
 
-    Law: where something is computed, no more is copied in a step than so many positions for each token that it may
-    compute, or a block, and a piece where something is kept of a sequence that has ended; but for what somebody wants
-    who begins. A sequence that has not got its prefix yet is in no batch.
+    Law: a step that computes something copies at most a fixed number of positions for each token of its budget, or one
+    block, and one piece of what an ended sequence leaves. Blocks that a beginning sequence waits for do not count.
+    A sequence whose prefix is not copied yet is in no batch.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class Scheduler:
 
     def _place_beside(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
         """Start `child` on a place of its own with the parent's first `num_tokens` positions, if there is room now."""
-        if not self._store.has_free_place or not self._store.can_reserve(num_tokens):
+        if not self._store.has_common_place or not self._store.can_reserve(num_tokens):
             return False
         child.place.mix = self._slots.acquire(child.request.model)
         try:
