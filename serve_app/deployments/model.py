@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.core.adapters import AdapterSet
 from serve_app.core.backend import NOTHING, Backend
-from serve_app.core.cards import ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.log_context import log_context
 from serve_app.core.prompt import Tokenization, TokenizeRequest
@@ -129,6 +130,14 @@ class Model:
     async def detokenize(self, replica_id: str, token_ids: Sequence[int]) -> str | ServeError:
         self._refuse_strays(replica_id)
         return await answer_or_refusal(self._service.detokenize(token_ids))
+
+    async def stage_adapter(self, replica_id: str, name: str, path: str, version: str) -> AdapterCard | ServeError:
+        self._refuse_strays(replica_id)
+        return await answer_or_refusal(self._service.stage_adapter(name, path, version))
+
+    async def apply_adapters(self, replica_id: str, published: AdapterSet) -> ModelCard | ServeError:
+        self._refuse_strays(replica_id)
+        return await answer_or_refusal(self._service.apply_adapters(published))
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""
