@@ -244,12 +244,27 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """Which adapter versions a replica holds in slots, and what it takes to bring another one.
+
+    versions:  in slots, or on their way there
+    num_slots: versions that fit at once; 0 where the replica does not say
+    load_s:    mean seconds from the request for a version until it was ready; 0.0 before the first
+    """
+
+    versions: tuple[str, ...] = ()
+    num_slots: int = 0
+    load_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCard:
     """One replica of a base model.
 
     usage: of the first flows by name, and of all others together
     news:  what flows spent since the router that asks last heard of it
     num_routers_behind: routers with a lease that were not yet told of the card's `adapters_revision`
+    residency: of adapters
     """
 
     replica_id: str
@@ -258,6 +273,7 @@ class ReplicaCard:
     usage: UsageReport = field(default_factory=UsageReport)
     news: News = field(default_factory=News)
     num_routers_behind: int = 0
+    residency: Residency = field(default_factory=Residency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import Self
 
 import torch
 
-from serve_app.core.cards import EVERYTHING, AdapterCard, AdapterRecord, ModelCard
+from serve_app.core.cards import EVERYTHING, AdapterCard, AdapterRecord, ModelCard, Residency
 from serve_app.core.delta import Delta, Load
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import News, UsageReport
@@ -402,6 +402,7 @@ class ReplicaEngine:
         self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
         self._started: Driver | None = None
         self._wakefulness = Wakefulness()
+        self.news: Callable[[int], News] = core.news
 
     @classmethod
     def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
@@ -430,8 +431,9 @@ class ReplicaEngine:
     def usage(self) -> UsageReport:
         return self.core.usage
 
-    def news(self, since: int) -> News:
-        return self.core.news(since)
+    @property
+    def residency(self) -> Residency:
+        return self.core.residency
 
     def start(self, deliver: Deliver) -> None:
         self._started = Driver(self.core, deliver, niceness=self.core.niceness)
@@ -442,8 +444,7 @@ class ReplicaEngine:
     def warm(self) -> None:
         self.core.model.narrowing.start()
 
-    def give_back_memory(self) -> None:
-        give_back_freed_memory()
+    give_back_memory = staticmethod(give_back_freed_memory)
 
     def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
         request, token_ids = prepared.request, prepared.token_ids

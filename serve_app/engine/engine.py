@@ -7,6 +7,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Items
 from concurrent.futures import Executor
 
+from serve_app.core.cards import Residency
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.ledger import News, UsageReport
@@ -126,6 +127,11 @@ class Engine:
     def usage(self) -> UsageReport:
         """What was computed for each flow, and where the time went; may be read by any thread."""
         return self._accounts.report(gap=self._policy.gap)
+
+    @property
+    def residency(self) -> Residency:
+        """Which adapter versions are in slots; may be read by any thread."""
+        return self._slots.residency
 
     def news(self, since: int) -> News:
         """What was spent since a listener heard the last news; may be asked by any thread."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serve_app.constraints.vocabulary import Matcher
-from serve_app.core.cards import ModelCard
+from serve_app.core.cards import ModelCard, Residency
 from serve_app.core.delta import Delta, Load
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.request import GenerationRequest
@@ -137,6 +137,11 @@ class Engine(Protocol):
         """What was computed for each flow."""
         ...
 
+    @property
+    def residency(self) -> Residency:
+        """Which adapter versions are resident."""
+        ...
+
     def news(self, since: int) -> News:
         """Return what was spent since a listener heard the last news."""
         ...
@@ -149,8 +154,8 @@ class Engine(Protocol):
         """Begin with what makes steps faster and is not needed for the first."""
         ...
 
-    def give_back_memory(self) -> None:
-        """Return memory that start-up freed to the operating system; blocks."""
+    def give_back_memory(self) -> bool:
+        """Return memory that start-up freed to the operating system; blocks. Return False if there was none."""
         ...
 
     def sequences(self, prepared: PreparedRequest) -> Any:

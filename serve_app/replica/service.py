@@ -129,7 +129,13 @@ class ModelService:
     @property
     def card(self) -> ReplicaCard:
         told = self.usage.bounded(MAX_TOLD_FLOWS)
-        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=self.engine.load, usage=told)
+        return ReplicaCard(
+            replica_id=self._replica_id,
+            model=self._card,
+            load=self.engine.load,
+            usage=told,
+            residency=self.engine.residency,
+        )
 
     @property
     def usage(self) -> UsageReport:

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.cards import Residency
 from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
@@ -108,6 +109,20 @@ def test_a_version_is_ready_once_it_is_staged_and_polled() -> None:
     assert (slots.is_ready(adapter("a")), bank.in_slot) == (True, {slot: "a"})
     assert slot_of(slots, "a") == slot
     assert (slots.num_loads, later.jobs) == (1, []), "a version that is there is not sent for again"
+
+
+def test_what_is_resident_is_told_with_the_seconds_that_loads_took() -> None:
+    later = Later()
+    slots = Slots(1, lambda slot, version: None, executor=later)
+    assert slots.residency == Residency(num_slots=1)
+    slots.acquire(adapter("a"))
+    assert slots.residency == Residency(versions=("a",), num_slots=1)
+    later.run_next()
+    slots.poll()
+    slots.release(adapter("a"))
+    slots.acquire(adapter("b"))
+    assert slots.residency.versions == ("b",)
+    assert slots.residency.load_s > 0
 
 
 def test_a_slot_that_is_being_written_is_nobody_elses_even_without_users() -> None:

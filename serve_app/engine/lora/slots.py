@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
+from dataclasses import replace
 from typing import Any
 
+from serve_app.core.cards import Residency
 from serve_app.core.names import ModelRef
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
@@ -41,6 +44,7 @@ class Slots:
     vacate:    called with a slot that has changed hands, before `load`
     executor:  one thread, beside the engine's; None loads at once, within `acquire`
     on_staged: called in the executor's thread when there is something to poll
+    residency: which versions have a slot, and how long loads took; may be read by any thread
     """
 
     def __init__(
@@ -61,7 +65,10 @@ class Slots:
         self._pins: dict[str, int] = {}
         self._staging: dict[str, Future[Callable[[], None] | None]] = {}
         self._failed: dict[str, str] = {}
+        self._sent_at: dict[str, float] = {}
+        self._load_s = 0.0
         self.num_loads = 0
+        self.residency = Residency(num_slots=num_slots)
 
     def can_acquire(self, model: ModelRef) -> bool:
         """Whether `acquire` would succeed now."""
@@ -143,6 +150,8 @@ class Slots:
             self._vacate(slot)
         self.num_loads += 1
         self._slot_of[version] = slot
+        self._sent_at[version] = time.monotonic()
+        self._note_residents()
         future = self._executor.submit(self._load, slot, version)
         self._staging[version] = future
         if self._on_staged is not None:
@@ -156,6 +165,8 @@ class Slots:
 
     def _settle(self, version: str, future: Future[Callable[[], None] | None]) -> None:
         error = future.exception()
+        self._load_s += time.monotonic() - self._sent_at.pop(version)
+        self._note_residents()
         if error is None:
             swap_in = future.result()
             if swap_in is not None:
@@ -171,3 +182,10 @@ class Slots:
         if version in self._failed and version not in self._pins:
             del self._failed[version]
             self._free.append(self._slot_of.pop(version))
+            self._note_residents()
+
+    def _note_residents(self) -> None:
+        """Replace `residency`, as other threads read it."""
+        num_settled = self.num_loads - len(self._sent_at)
+        load_s = self._load_s / num_settled if num_settled else 0.0
+        self.residency = replace(self.residency, versions=tuple(self._slot_of), load_s=load_s)
