@@ -34,6 +34,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.output.output import PERIOD_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.engine.staging import Staging
 from serve_app.engine.vision.encoder import image_card, make_encoder
 from serve_app.engine.vision.images import place_images
 from serve_app.kernels.openmp import Wakefulness, compute_alone
@@ -126,9 +127,9 @@ class Driver:
 
         self._post(resume, request_ids)
 
-    def nudge(self) -> None:
-        """Let the engine look again at once whether it can go on."""
-        self._post(lambda: None, frozenset())
+    def nudge(self, run: Callable[[], None] = lambda: None) -> None:
+        """Let the engine look again at once whether it can go on, after a call that its thread makes first."""
+        self._post(run, frozenset())
 
     def check(self) -> None:
         """Raise EngineFailed as `check_engine`, or if the engine is too long in one step."""
@@ -382,7 +383,8 @@ class ReplicaEngine:
 
     def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
         config, model = core.config, core.model
-        self.core, self.config = core, config
+        self.core, self.config, self.eos_token_ids = core, config, model.eos_token_ids
+        self.adapters = Staging(core, lambda run: self._driver.nudge(run))
         self.images = make_encoder(model, config)
         self.card = ModelCard(
             name=config.name,
@@ -418,10 +420,6 @@ class ReplicaEngine:
         bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.tower is not None)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
         return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        return self.core.model.eos_token_ids
 
     @property
     def load(self) -> Load:
@@ -489,6 +487,7 @@ class ReplicaEngine:
         self._driver.check_engine()
 
     def close(self) -> None:
+        self.adapters.close()
         if self._started is not None:
             self._started.close()
             self.core.close()

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.core.cards import Residency
 from serve_app.core.delta import Load
 from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
@@ -48,6 +49,17 @@ TOTALS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "prefix_hit_tokens": ("Tokens whose prefix was cached.", lambda load: load.num_prefix_hit_tokens),
     "drafted_tokens": ("Guessed tokens that were computed.", lambda load: load.num_drafted_tokens),
     "accepted_tokens": ("Guessed tokens that were drawn.", lambda load: load.num_accepted_tokens),
+}
+RESIDENCIES: dict[str, tuple[str, Callable[[Residency], float]]] = {
+    "adapters_resident": ("Adapters in slots.", lambda found: len(found.versions)),
+    "adapter_slots": ("Slots for adapters.", lambda found: found.num_slots),
+    "adapter_bytes": ("Memory of adapters.", lambda found: found.num_bytes),
+    "adapter_budget_bytes": ("Memory that resident adapters may take.", lambda found: found.max_bytes),
+    "adapter_load_seconds": ("Mean time to bring an adapter into a slot.", lambda found: found.load_s),
+}
+RESIDENCY_TOTALS: dict[str, tuple[str, Callable[[Residency], float]]] = {
+    "adapter_loads": ("Adapters brought into a slot.", lambda found: found.num_loads),
+    "adapter_hits": ("Sequences that found their adapter in a slot.", lambda found: found.num_hits),
 }
 FLOW_TOTALS: dict[str, tuple[str, Callable[[FlowUsage], float]]] = {
     "seconds": ("Time of engine steps, divided by the rows of each flow.", lambda usage: usage.engine_ns / 1e9),
@@ -177,6 +189,15 @@ class ReplicaLoads(Collector):
             for values, load in replicas:
                 counter.add_metric(values, value_of(load))
             yield counter
+        residencies = [
+            ((self._router_id, card.model.name, card.replica_id), card.residency) for card, _ in self._fleet.replicas
+        ]
+        for family, table in ((GaugeMetricFamily, RESIDENCIES), (CounterMetricFamily, RESIDENCY_TOTALS)):
+            for name, (text, found_of) in table.items():
+                metric = family(f"serve_app_replica_{name}", text, labels=labels)
+                for values, residency in residencies:
+                    metric.add_metric(values, found_of(residency))
+                yield metric
 
 
 class FlowUsages(Collector):

@@ -18,8 +18,13 @@ class Recorder:
     """Hooks are on the model while a batch is computed of which somebody wants something, and never else."""
 
     def __init__(self, module: PreTrainedModel) -> None:
+        self._module = module
         self._decoder: nn.Module = module.get_decoder()
-        self._experts = expert_layers(module)
+        self.renew()
+
+    def renew(self) -> None:
+        """Look for experts anew, as adapters were wrapped around some."""
+        self._experts = expert_layers(self._module)
 
     @contextmanager
     def watching(self, batch: Batch) -> Iterator[None]:

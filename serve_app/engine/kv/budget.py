@@ -23,6 +23,8 @@ STEP_BYTES = 256 << 20
 a third of the 650 MB that a replica takes so; the rest are libraries, which are there when this is asked."""
 PROCESS_BYTES = 400_000_000
 """What those libraries take, with what of a vocabulary constraints need."""
+UNSEEN_PART = 8
+"""Of the free memory, adapters that come later may take one part of so many."""
 MIB = 1 << 20
 
 
@@ -82,12 +84,26 @@ def check_adapters_fit(
     """
     free, needed = free_bytes(device), bytes_of_steps(config, vocab_size)
     resident = sorted(sizes)[-config.max_adapters :]
-    if config.kv_cache_bytes != AUTO and budget + needed + sum(resident) > free:
+    asked = config.adapter_bytes
+    taken = asked // config.tensor_parallel if isinstance(asked, int) else sum(resident)
+    if config.kv_cache_bytes != AUTO and budget + needed + taken > free:
         raise ModelNotSupported(
             f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
             f" the weights, of which steps take {needed // MIB} MiB and {len(resident)} adapters"
-            f" {sum(resident) // MIB} MiB. Lower it or max_adapters, or leave it {AUTO!r}."
+            f" {taken // MIB} MiB. Lower it or {'adapter_bytes' if isinstance(asked, int) else 'max_adapters'}, or"
+            f" leave it {AUTO!r}."
         )
+
+
+def adapter_budget(config: EngineConfig, sizes: Iterable[int], *, usual: int, device: torch.device) -> int:
+    """Bytes that resident adapters may take together, of one shard where the model is divided.
+
+    sizes: bytes of each adapter that there is at start;  usual: bytes of one that may come later
+    """
+    if isinstance(config.adapter_bytes, int):
+        return config.adapter_bytes // config.tensor_parallel
+    unseen = min(usual * config.max_adapters, free_bytes(device) // UNSEEN_PART)
+    return max(max(sizes, default=0) * config.max_adapters, unseen)
 
 
 def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_per_token: int) -> int:

@@ -27,7 +27,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.errors import ModelNotSupported
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.kv.storage import Holding, Storage
-from serve_app.engine.lora.adapter import LowRank
+from serve_app.engine.lora.adapter import Adapter, LowRank
 from serve_app.engine.tensor_parallel.collectives import Collectives
 from serve_app.engine.tensor_parallel.division import Division
 
@@ -81,6 +81,27 @@ class BringAdapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmitAdapter:
+    """Make one more adapter known, as the first shard has bound it."""
+
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryAdapter:
+    """Compute a few tokens with the adapter that came last, which is in this slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropAdapter:
+    """Forget an adapter that is in none of the first shard's slots."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageCall:
     """A call of a method that changes a storage."""
 
@@ -104,7 +125,7 @@ class Answer:
     refusal: str | None = None
 
 
-Order: TypeAlias = Join | Load | Bind | Serve | BringAdapter | Compute
+Order: TypeAlias = Join | Load | Bind | Serve | AdmitAdapter | BringAdapter | TryAdapter | DropAdapter | Compute
 
 
 def packed(weights: Mapping[str, LowRank]) -> bytes:
@@ -194,14 +215,20 @@ class Workers:
 
     @contextmanager
     def computing(self, layout: Layout, *, by_modules: bool) -> Iterator[None]:
-        """Have the workers compute a step beside the caller. If it fails, the workers cannot go on."""
-        self.check()
+        """Have the workers compute a step beside the caller."""
         calls, self._calls = tuple(self._calls), []
-        self.tell(Compute(calls=calls, layout=layout, by_modules=by_modules))
+        with self.together(Compute(calls=calls, layout=layout, by_modules=by_modules)):
+            yield
+
+    @contextmanager
+    def together(self, order: Order) -> Iterator[None]:
+        """Have the workers carry out an order beside the caller. If that fails, the workers cannot go on."""
+        self.check()
+        self.tell(order)
         try:
             yield
         except BaseException:
-            self._fail(f"a step failed that {self.count} shards were computing")
+            self._fail(f"something failed that {self.count} shards were computing")
             raise
 
     def check(self) -> None:
