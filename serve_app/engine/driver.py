@@ -31,10 +31,10 @@ from serve_app.engine.decoder.allocator import Leftovers, give_back_freed_memory
 from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.record import RecordBounds, record_card
 from serve_app.engine.engine import Engine
-from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.lora.matching import Matcher
 from serve_app.engine.output.output import PERIOD_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
-from serve_app.engine.staging import Staging
+from serve_app.engine.staging import Staging, bind_found, cards_that_fit
 from serve_app.engine.vision.encoder import image_card, make_encoder
 from serve_app.engine.vision.images import place_images
 from serve_app.kernels.openmp import Wakefulness, compute_alone
@@ -381,10 +381,10 @@ class ReplicaEngine:
     core: belongs to the driver's thread once started; any thread may read its load and its counters
     """
 
-    def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
+    def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = (), matcher: Matcher | None = None) -> None:
         config, model = core.config, core.model
         self.core, self.config, self.eos_token_ids = core, config, model.eos_token_ids
-        self.adapters = Staging(core, lambda run: self._driver.nudge(run))
+        self.adapters = Staging(core, lambda run: self._driver.nudge(run), matcher)
         self.images = make_encoder(model, config)
         self.card = ModelCard(
             name=config.name,
@@ -417,9 +417,10 @@ class ReplicaEngine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         model, tokenizer = load_with_tokenizer(config)
-        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.tower is not None)
+        bound, cards, matcher = bind_found(adapters, model)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
-        return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
+        core = Engine(config, model, tokenizer, bound, loader=loader)
+        return cls(core, cards_that_fit(core, cards), matcher), tokenizer
 
     @property
     def load(self) -> Load:

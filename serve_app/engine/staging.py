@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from serve_app.core.cards import AdapterCard, AdapterRecord
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
+from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.adapter import Adapter, bind_adapter
 from serve_app.engine.lora.apart import match_apart
 from serve_app.engine.lora.matching import AdapterRefused, Matcher
-from serve_app.engine.lora.registration import keeps_prefix
+from serve_app.engine.lora.registration import bind_adapters, keeps_prefix
 from serve_app.kernels.openmp import compute_alone
 
 logger = logging.getLogger(__name__)
@@ -33,14 +35,17 @@ class Staging:
     and judge their values; 4. have the engine wrap what nothing was wrapped around; 5. copy it into a slot; 6. compute
     a few tokens with it between two steps. A refusal at any of these leaves nothing behind.
 
-    post: has the engine's thread make a call before its next step
+    post:    has the engine's thread make a call before its next step
+    matcher: that knows the configurations of adapters which were there at start; None is made with the first
     """
 
-    def __init__(self, core: Engine, post: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self, core: Engine, post: Callable[[Callable[[], None]], None], matcher: Matcher | None = None
+    ) -> None:
         self._core = core
         self._post = post
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="staging", initializer=compute_alone)
-        self._matcher: Matcher | None = None
+        self._matcher = matcher
         self._answers: set[Future[None]] = set()
 
     def bind(self, record: AdapterRecord) -> Future[AdapterCard]:
@@ -130,7 +135,7 @@ class Staging:
                 f"its file has {size} bytes; `adapter_bytes` is {most}, a file may have {LARGEST_FILE} times that"
             )
         if self._matcher is None:
-            self._matcher = Matcher.of(model.module, sees=model.tower is not None)
+            self._matcher = matcher_of(model)
         match_apart(self._matcher, record.fields)
         targets = self._matcher.match(record.fields).targets
         most_tensors = MORE_TENSORS + 3 * sum(target.experts or 1 for target in targets)
@@ -138,7 +143,7 @@ class Staging:
             raise AdapterRefused(f"it has {len(record.tensors)} tensors, and its configuration names {most_tensors}")
         adapter = bind_adapter(record, self._matcher, is_divided=model.shard is not None)
         if most is not None and (taken := bank.bytes_in_slot(adapter)) > most:
-            raise AdapterRefused(f"it takes {taken} bytes of memory, and all of `adapter_bytes` are {most}; raise that")
+            raise AdapterRefused(_too_large(taken, most))
         bank.warm_kernels()
         return adapter
 
@@ -162,6 +167,34 @@ class Staging:
             done.result(ENGINE_S)
         finally:
             self._answers.discard(done)
+
+
+def matcher_of(model: LoadedModel) -> Matcher:
+    """Return what matches configurations with a model."""
+    return Matcher.of(model.module, sees=model.tower is not None)
+
+
+def bind_found(
+    found: Items[AdapterRecord], model: LoadedModel
+) -> tuple[list[Adapter], tuple[AdapterCard, ...], Matcher | None]:
+    """Bind the adapters that are there at start, as `bind_adapters`; return what has matched them, too."""
+    matcher = matcher_of(model) if found else None
+    return *bind_adapters(found, model.module, shard=model.shard, matcher=matcher), matcher
+
+
+def cards_that_fit(core: Engine, cards: tuple[AdapterCard, ...]) -> tuple[AdapterCard, ...]:
+    """Return the cards of adapters that were found at start, with a reason for those that take more than all bytes."""
+    most = core.bank.max_bytes
+    return tuple(
+        replace(card, reason=_too_large(size, most))
+        if card.is_usable and most is not None and (size := core.bank.bytes_of(card.version)) > most
+        else card
+        for card in cards
+    )
+
+
+def _too_large(size: int, most: int) -> str:
+    return f"it takes {size} bytes of memory, and `adapter_bytes` is {most} for all: raise that"
 
 
 def _unusable(record: AdapterRecord, reason: str) -> AdapterUnusable:

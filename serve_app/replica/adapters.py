@@ -93,7 +93,7 @@ class ServedAdapters:
                     before.append(await self._bound(each.name, path, previous))
             overwritten = [card for card in before if card.root == meant[card.name].root]
             self._engine.keep(frozenset(card.version for card in overwritten))
-            self._mean(meant, before, revision=published.revision)
+            self._mean(meant, before, published)
             await self._forget(kept=[*meant.values(), *before])
             return self.card
 
@@ -126,9 +126,12 @@ class ServedAdapters:
     def _named(self, name: str, path: str, version: str) -> AdapterCard:
         return replace(self._known[version], name=name, root=path)
 
-    def _mean(self, meant: dict[str, AdapterCard], before: Iterable[AdapterCard], *, revision: int) -> None:
-        """Replace the card; a version that a name meant stays at hand for requests that were given it."""
-        now, used = self._clock(), self._used()
+    def _mean(self, meant: dict[str, AdapterCard], before: Iterable[AdapterCard], published: AdapterSet) -> None:
+        """Replace the card; a version that a name meant stays at hand for requests that were given it.
+
+        Of a name that is withdrawn none does. What runs goes on.
+        """
+        now, used, withdrawn = self._clock(), self._used(), published.withdrawn_of(self.card.name)
         current = {(card.name, card.version) for card in meant.values()}
         for card in (*self.card.adapters, *(each for each in before if each.is_usable)):
             self._meant_at[card.name, card.version] = now
@@ -136,14 +139,16 @@ class ServedAdapters:
         self._meant_at = {
             (name, version): at
             for (name, version), at in self._meant_at.items()
-            if version in self._known and (now - at < KEPT_S or version in used or (name, version) in lasting)
+            if name not in withdrawn
+            and version in self._known
+            and (now - at < KEPT_S or version in used or (name, version) in lasting)
         }
         staged = [replace(self._known[version], name=name) for name, version in self._meant_at.keys() - current]
         self.card = replace(
             self.card,
             adapters=tuple(card for _, card in sorted(meant.items())),
             staged=tuple(sorted(staged, key=lambda card: (card.name, card.version))),
-            adapters_revision=revision,
+            adapters_revision=published.revision,
         )
 
     async def _forget(self, kept: Iterable[AdapterCard]) -> None:

@@ -336,3 +336,16 @@ def test_a_version_that_is_to_be_kept_gives_way_last() -> None:
     assert sorted(bank.in_slot.values()) == ["a", "c"]
     slots.acquire(adapter("bc"))
     assert sorted(bank.in_slot.values()) == ["b", "c"], "it holds nobody up"
+
+
+def test_what_is_larger_than_all_bytes_has_them_alone() -> None:
+    sizes = {"a": 2, "b": 2, "c": 2}
+    bank = Holds()
+    slots = Slots(4, bank.stage, vacate=bank.vacate, fits=lambda versions: sum(sizes[each] for each in versions) <= 3)
+    slot_of(slots, "c")
+    assert not slots.can_acquire(adapter("ab"))
+    slots.release(adapter("c"))
+    assert slots.can_acquire(adapter("ab"))
+    slots.acquire(adapter("ab"))
+    assert sorted(bank.in_slot.values()) == ["a", "b"]
+    assert not slots.can_acquire(adapter("c"))

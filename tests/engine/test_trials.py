@@ -17,6 +17,7 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.lora.adapter import Adapter
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.modules import BankedModule
+from serve_app.engine.lora.trials import MOST_WAIT_S
 from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
@@ -146,20 +147,28 @@ def test_numbers_that_are_not_those_that_were_read_are_found(engine: Engine, tmp
     assert "layers.1.mlp.up_proj" in str(done.exception(0))
 
 
-def test_a_trial_waits_for_no_slot_and_says_so(engine: Engine) -> None:
-    names = sorted(folder.name for folder in DEMO_ADAPTERS.iterdir())
-    for name in names[:2]:
+def test_a_trial_takes_the_first_slot_that_is_free_or_gives_up_in_time(engine: Engine) -> None:
+    now = 0.0
+    engine._trials._clock = lambda: now
+    names = sorted(folder.parent.name for folder in DEMO_ADAPTERS.glob("*/adapter_config.json"))
+    for name in names[:3]:
         engine.admit(load_adapter(DEMO_ADAPTERS / name, version=name, model=engine.model.module))
+    for name in names[:2]:
         engine.add(sequences(engine, asked(name, name, max_tokens=200), PROMPT))
     engine.step()
     adapter = load_adapter(DEMO_ADAPTERS / names[0], version="third", model=engine.model.module)
-    refused = begin(engine, adapter).exception(0)
-    assert isinstance(refused, Overloaded)
-    assert refused.retry_after_s
-    drain(engine)
-    admitted = begin(engine, adapter)
-    drain(engine)
-    assert admitted.exception(0) is None
+    first = begin(engine, adapter)
+    engine.step()
+    assert not first.done()
+    now += MOST_WAIT_S + 1
+    engine.step()
+    assert isinstance(first.exception(0), Overloaded)
+    assert engine.load.num_running == 2
+    second = begin(engine, adapter)
+    engine.add(sequences(engine, asked("late", names[2], max_tokens=4), PROMPT))
+    outcomes = drain(engine)
+    assert second.exception(0) is None
+    assert outcomes["late", 0].deltas[-1].error is None
 
 
 def test_resident_adapters_keep_to_their_bytes_and_nobody_waits_for_ever(tmp_path: Path) -> None:

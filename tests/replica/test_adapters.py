@@ -123,6 +123,7 @@ async def test_what_is_published_hides_the_folder_and_what_is_withdrawn_is_gone(
     assert shelf.card.adapters_revision == 3
     assert shelf.card.has(ref("sql", "new"))
     assert shelf.card.has(ref("sql", "old")), "requests that were given it before are on their way"
+    assert not shelf.card.has(ref("law", "l1")), "nothing of what is withdrawn can be asked for"
     assert shelf.engine.calls == [("bind", "new")]
     await shelf.publish(4)
     assert shelf.meanings == {"sql": "old", "law": "l1", "art": "a1"}, "the folder rules what nobody published"

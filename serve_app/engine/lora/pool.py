@@ -68,6 +68,7 @@ class AdapterBank:
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
         self._adapters: dict[str, Adapter] = {}
+        self._sizes: dict[str, int] = {}
         self._frames: dict[str, Tensor] = {}  # of each target, as `_frame` gives it
         self._bases: dict[str, nn.Module] = {}
         self._linears: dict[str, nn.Module] = {}
@@ -101,6 +102,7 @@ class AdapterBank:
             self._shelves[rank] = Shelf(rank, self._frames, most=self.num_slots)
         if new or ranks:
             self._choose_kernels()
+        self._sizes |= {version: self.bytes_in_slot(adapter) for version, adapter in added.items()}
         return bool(new)
 
     def admit(self, adapter: Adapter) -> bool:
@@ -114,6 +116,7 @@ class AdapterBank:
     def drop(self, version: str) -> None:
         """Forget a version that is in no slot. What was wrapped for it stays."""
         self._adapters.pop(version, None)
+        self._sizes.pop(version, None)
         self._offered.pop(version, None)
 
     def offer(self, version: str, weights: dict[str, LowRank]) -> None:
@@ -126,8 +129,7 @@ class AdapterBank:
 
     def bytes_of(self, version: str) -> int:
         """Return the bytes of a version in its slot; 0 if it is unknown, as nothing of it will get there."""
-        adapter = self._adapters.get(version)
-        return 0 if adapter is None else self.bytes_in_slot(adapter)
+        return self._sizes.get(version, 0)
 
     def bytes_in_slot(self, adapter: Adapter) -> int:
         """Return the bytes that an adapter takes in a slot, in this shard."""

@@ -99,76 +99,95 @@ def _compare(model: nn.Module, bank: AdapterBank, slot_of: dict[str, int], shard
     adapted, is_finite = _forward(model, bank, [((slot, 1.0),) for slot in slot_of.values()])
     if shard is not None:
         is_finite = shard.sums.everywhere(is_finite)
-    found = {version: _fault(plain[row], adapted[row], is_finite[row]) for row, version in enumerate(slot_of)}
+    found = {
+        version: _fault(adapted[row], is_finite=bool(is_finite[row]), is_inert=torch.equal(adapted[row], plain[row]))
+        for row, version in enumerate(slot_of)
+    }
     return {version: fault for version, fault in found.items() if fault is not None}
 
 
-def _fault(plain: Tensor, adapted: Tensor, is_finite: Tensor) -> str | None:
-    """plain, adapted: logits [tokens, vocab];  is_finite: of what the adapted modules gave"""
+def _fault(adapted: Tensor, *, is_finite: bool, is_inert: bool) -> str | None:
+    """adapted: logits [tokens, vocab];  is_finite: of what the adapted modules gave"""
     if not is_finite or not torch.isfinite(adapted).all():
         dtype = str(adapted.dtype).removeprefix("torch.")
         return f"its values are too large: with it, the model's outputs are not finite in {dtype}"
-    if torch.equal(adapted, plain):
-        return "inert: with it, the model's logits are those of the base, bit for bit"
-    return None
+    return "inert: with it, the model's logits are those of the base, bit for bit" if is_inert else None
 
 
 @torch.inference_mode()
 def probe_slot(
     model: nn.Module, bank: AdapterBank, slot: int, weights: Mapping[str, LowRank], *, shard: Shard | None = None
 ) -> str | None:
-    """Run a few tokens through the adapter in a slot and without it, between two steps.
+    """Run a few tokens through the adapter in a slot, between two steps.
 
-    Each adapted linear has to give W·x + scale·B·A·x, computed in float32 from what was read of the adapter.
-    weights: that, in this shard; of experts and routers nothing is compared
+    Each adapted linear has to give W·x + scale·B·A·x, computed in float32 from what was read of the adapter. If it
+    changes experts or routers, which are not compared, a forward without it shows whether it changes anything.
+    weights: that, in this shard
     shard:   of a divided model; all shards do this together
 
     Returns the reason to refuse the adapter; None where it may be served.
     """
-    plain, _ = _forward(model, bank, [()])
-    differing: list[str] = []
-    with _compared(bank, weights, differing):
+    found = Comparison()
+    with found.watching(bank, weights):
         adapted, is_finite = _forward(model, bank, [((slot, 1.0),)])
-    is_right = torch.tensor([not differing], device=plain.device)
+    flags = torch.stack([is_finite[0], *(is_finite.new_tensor(each) for each in (not found.wrong, not found.changed))])
     if shard is not None:
-        is_finite, is_right = shard.sums.everywhere(is_finite), shard.sums.everywhere(is_right)
-    fault = _fault(plain[0], adapted[0], is_finite[0])
-    if fault is None and not is_right[0]:
-        return f"what it changes is not computed as scale·B·A ({', '.join(differing[:3]) or 'in another shard'})"
+        flags = shard.sums.everywhere(flags)
+    finite, right, inert = flags.tolist()
+    if inert and weights.keys() - bank.wrapped.keys():
+        inert = torch.equal(adapted, _forward(model, bank, [()])[0])
+    fault = _fault(adapted[0], is_finite=finite, is_inert=inert)
+    if fault is None and not right:
+        return f"what it changes is not computed as scale·B·A ({', '.join(found.wrong[:3]) or 'in another shard'})"
     return fault
 
 
-@contextmanager
-def _compared(bank: AdapterBank, weights: Mapping[str, LowRank], differing: list[str]) -> Iterator[None]:
-    """Within it linears whose rows all have this adapter are compared; the names of those that differ are added."""
-    with ExitStack() as hooks:
-        for name, low_rank in weights.items():
-            if (linear := bank.wrapped.get(name)) is not None:
-                for handle in _comparing(linear, low_rank, differing):
-                    hooks.callback(handle.remove)
-        yield
+class Comparison:
+    """Compares adapted linears with their definition while a forward is computed whose rows all have one adapter.
+
+    wrong: names of linears that give something else;  changed: of those that do not give what the base gives
+    """
+
+    def __init__(self) -> None:
+        self.wrong: list[str] = []
+        self.changed: list[str] = []
+
+    @contextmanager
+    def watching(self, bank: AdapterBank, weights: Mapping[str, LowRank]) -> Iterator[None]:
+        """Within it what the linears give is compared. weights: the adapter's, by the module's name"""
+        with ExitStack() as hooks:
+            for name, low_rank in weights.items():
+                if (linear := bank.wrapped.get(name)) is not None:
+                    for handle in self._watch(linear, low_rank):
+                        hooks.callback(handle.remove)
+            yield
+
+    def _watch(self, linear: BankedLinear, low_rank: LowRank) -> list[Any]:
+        kept: list[Tensor] = []
+
+        def keep(_: nn.Module, __: Any, output: Tensor) -> None:
+            kept.append(output.clone())  # the change is added in place
+
+        def compare(_: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
+            base = kept.pop()
+            if not torch.equal(base, output):
+                self.changed.append(linear.name)
+            change = _change(linear, low_rank, arguments[0], base)
+            limit = TOLERANCES[output.dtype] * (base.abs().max() + change.abs().max())
+            if (output.float() - base - change).abs().max() > limit:
+                self.wrong.append(linear.name)
+
+        return [linear.base.register_forward_hook(keep), linear.register_forward_hook(compare)]
 
 
-def _comparing(linear: BankedLinear, low_rank: LowRank, differing: list[str]) -> list[Any]:
-    kept: list[Tensor] = []
-
-    def keep(_: nn.Module, __: Any, output: Tensor) -> None:
-        kept.append(output.float())  # the change is added in place
-        if output.dtype == torch.float32:
-            kept[-1] = kept[-1].clone()
-
-    def compare(_: nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
-        base, device = kept.pop(), output.device
-        down, up = low_rank.down.to(device).float(), low_rank.up.to(device).float()
-        change = arguments[0].float() @ down.T @ up.T
-        if low_rank.gain is not None:
-            gain = low_rank.gain.to(device).float()
-            change = change * gain + (base if linear.bias is None else base - linear.bias) * (gain - 1)
-        limit = TOLERANCES[output.dtype] * (base.abs().max() + change.abs().max())
-        if (output.float() - base - change).abs().max() > limit:
-            differing.append(linear.name)
-
-    return [linear.base.register_forward_hook(keep), linear.register_forward_hook(compare)]
+def _change(linear: BankedLinear, low_rank: LowRank, x: Tensor, base: Tensor) -> Tensor:
+    """What an adapter adds to a linear's output, by definition, in float32. base: [.., out], what W makes of x"""
+    down, up = low_rank.down.to(x.device).float(), low_rank.up.to(x.device).float()
+    change = x.float() @ down.T @ up.T
+    if low_rank.gain is None:
+        return change
+    gain = low_rank.gain.to(x.device).float()
+    return change * gain + (base if linear.bias is None else base - linear.bias).float() * (gain - 1)
 
 
 def _forward(model: Any, bank: AdapterBank, mixes: Items[Mix]) -> tuple[Tensor, Tensor]:

@@ -27,16 +27,23 @@ logger = logging.getLogger(__name__)
 
 
 def bind_adapters(
-    found: Items[AdapterRecord], module: PreTrainedModel, *, shard: Shard | None = None, sees: bool = False
+    found: Items[AdapterRecord],
+    module: PreTrainedModel,
+    *,
+    shard: Shard | None = None,
+    sees: bool = False,
+    matcher: Matcher | None = None,
 ) -> tuple[list[Adapter], tuple[AdapterCard, ...]]:
     """Bind every adapter that fits and passes its probe; give all cards, those that do not with the reason.
 
-    shard: of a model that is divided; all shards do this together
-    sees:  whether images are served
+    shard:   of a model that is divided; all shards do this together
+    sees:    whether images are served
+    matcher: None makes one
     """
     if shard is not None and shard.workers is not None:
         shard.workers.tell(Bind(records=tuple(found)))
-    bound, refused = _bind(found, module, is_divided=shard is not None, sees=sees)
+    matcher = matcher or (Matcher.of(module, sees=sees) if found else None)
+    bound, refused = _bind(found, matcher, is_divided=shard is not None)
     versions = {adapter.version: adapter for adapter in bound.values()}
     faults = probe(module, list(versions.values()), shard=shard)
     cards = []
@@ -65,7 +72,8 @@ def judge_adapters(
     judged = judge(path, with_images=images)
     shapes: Any = shapes_of(judged)
     numbers = choose_dtype(dtype, judged.dtype, torch.device("cpu"))
-    bound, refused = _bind(found, shapes, is_divided=tensor_parallel > 1, sees=isinstance(judged.vision, VisionSupport))
+    matcher = Matcher.of(shapes, sees=isinstance(judged.vision, VisionSupport)) if found else None
+    bound, refused = _bind(found, matcher, is_divided=tensor_parallel > 1)
     for name, adapter in bound.items():
         try:
             read_weights(adapter, shapes, None, dtype=numbers)
@@ -75,12 +83,11 @@ def judge_adapters(
 
 
 def _bind(
-    found: Items[AdapterRecord], module: PreTrainedModel, *, is_divided: bool, sees: bool
+    found: Items[AdapterRecord], matcher: Matcher | None, *, is_divided: bool
 ) -> tuple[dict[str, Adapter], dict[str, str]]:
     """Those that fit, and the reasons of the others, by name."""
     bound: dict[str, Adapter] = {}
     refused: dict[str, str] = {}
-    matcher = Matcher.of(module, sees=sees) if found else None
     for record in found:
         try:
             assert matcher is not None, "there is something to match"

@@ -81,7 +81,8 @@ class Slots:
         if wanted <= self._slot_of.keys():
             return True
         busy = self._slot_of.keys() - self._idle().keys() | wanted
-        return len(busy) <= len(self._slot_of) + len(self._free) and self._fits(busy)
+        fits = busy == wanted or self._fits(busy)  # what is larger than all bytes waits until nobody else has any
+        return fits and len(busy) <= len(self._slot_of) + len(self._free)
 
     def acquire(self, model: ModelRef) -> Mix:
         """Pin every adapter of the model in a slot, sending for those that are not there; () for a base.
@@ -162,8 +163,10 @@ class Slots:
     def _send_for(self, version: str) -> None:
         while not self._free or not self._fits((*self._slot_of, version)):
             oldest = next(iter(self._idle()), None)
-            assert oldest is not None, "acquire() without can_acquire()"
+            if oldest is None:
+                break
             self._vacate_slot_of(oldest)
+        assert self._free, "acquire() without can_acquire()"
         slot = self._free.pop()
         if self._vacate is not None:
             self._vacate(slot)

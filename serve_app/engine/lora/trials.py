@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -15,19 +16,25 @@ from serve_app.engine.lora.slots import Slots
 
 logger = logging.getLogger(__name__)
 
+MOST_WAIT_S = 30.0
 RETRY_S = 5
 Weights = Mapping[str, LowRank]
 """By the module's name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Trial:
-    """model: that version alone, pinned in the slot;  weights: as they were read;  done: is told how it went"""
+    """One adapter that is to be tried.
+
+    model: that version alone;  slot: where it is pinned, None before it has one
+    weights: as they were read;  done: is told how it went;  until: it waits for a slot
+    """
 
     model: ModelRef
-    slot: int
     weights: Weights
     done: Future[None]
+    until: float
+    slot: int | None = None
 
 
 class Trials:
@@ -36,9 +43,16 @@ class Trials:
     probe: computes with an adapter in a slot, and returns the reason to refuse it; None where it may be served
     """
 
-    def __init__(self, slots: Slots, probe: Callable[[int, Weights], str | None]) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        probe: Callable[[int, Weights], str | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._slots = slots
         self._probe = probe
+        self._clock = clock
         self._waiting: list[Trial] = []
 
     def __bool__(self) -> bool:
@@ -47,27 +61,24 @@ class Trials:
     @property
     def pinned(self) -> list[ModelRef]:
         """Adapters that are pinned for their trial."""
-        return [trial.model for trial in self._waiting]
+        return [trial.model for trial in self._waiting if trial.slot is not None]
 
     def begin(self, version: str, weights: Weights, done: Future[None]) -> None:
-        """Send for a known version. `done` fails with Overloaded while all slots or bytes are in use."""
+        """Have a known version tried as soon as it has a slot. `done` fails with Overloaded if it gets none in time."""
         model = ModelRef(base="", adapter=version, version=version)
-        if not self._slots.can_acquire(model):
-            message = "All adapters that fit at once are in use: `max_adapters` and `adapter_bytes` leave no room."
-            done.set_exception(Overloaded(message, None, {"retry_after_s": RETRY_S}))
-            return
-        [(slot, _)] = self._slots.acquire(model)
-        self._waiting.append(Trial(model=model, slot=slot, weights=weights, done=done))
+        self._waiting.append(Trial(model=model, weights=weights, done=done, until=self._clock() + MOST_WAIT_S))
+        self._take_slots()
 
     def advance(self) -> None:
         """Compute the trials whose adapter has come. `done` fails with AdapterRefused, which says why."""
+        self._take_slots()
         left, self._waiting = self._waiting, []
         for trial in left:
             reason = self._slots.failed(trial.model)
-            if reason is None and not self._slots.is_ready(trial.model):
+            if trial.slot is None or (reason is None and not self._slots.is_ready(trial.model)):
                 self._waiting.append(trial)
                 continue
-            reason = self._reason(trial) if reason is None else reason
+            reason = self._reason(trial.slot, trial) if reason is None else reason
             self._slots.release(trial.model)
             if reason is None:
                 trial.done.set_result(None)
@@ -80,9 +91,19 @@ class Trials:
             trial.done.set_exception(EngineFailed("The engine has ended."))
         self._waiting.clear()
 
-    def _reason(self, trial: Trial) -> str | None:
+    def _take_slots(self) -> None:
+        """Send for adapters; the trial that waits takes a slot before sequences do that wait for one."""
+        for trial in [each for each in self._waiting if each.slot is None]:
+            if self._slots.can_acquire(trial.model):
+                [(trial.slot, _)] = self._slots.acquire(trial.model)
+            elif self._clock() > trial.until:
+                self._waiting.remove(trial)
+                message = "All adapters that fit at once are in use: `max_adapters` and `adapter_bytes` leave no room."
+                trial.done.set_exception(Overloaded(message, None, {"retry_after_s": RETRY_S}))
+
+    def _reason(self, slot: int, trial: Trial) -> str | None:
         try:
-            return self._probe(trial.slot, trial.weights)
+            return self._probe(slot, trial.weights)
         except Exception as error:  # whatever is wrong with one adapter, those that are served go on
             logger.exception("adapter version %s failed its trial", trial.model.version)
             return f"the model cannot be computed with it: {error}"
