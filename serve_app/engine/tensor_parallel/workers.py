@@ -228,7 +228,7 @@ class Workers:
         try:
             yield
         except BaseException:
-            self._fail(f"something failed that {self.count} shards were computing")
+            self._fail(f"a step failed that {self.count} shards were computing")
             raise
 
     def check(self) -> None:
