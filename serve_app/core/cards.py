@@ -250,11 +250,19 @@ class Residency:
     versions:  in slots, or on their way there
     num_slots: versions that fit at once; 0 where the replica does not say
     load_s:    mean seconds from the request for a version until it was ready; 0.0 before the first
+    num_loads: versions brought into a slot since the replica began
+    num_hits:  sequences since then that found their version in a slot
+    num_bytes: memory that adapters take on the model's device
+    max_bytes: which resident adapters may take there together; 0 is not bounded
     """
 
     versions: tuple[str, ...] = ()
     num_slots: int = 0
     load_s: float = 0.0
+    num_loads: int = 0
+    num_hits: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from serve_app.core.delta import Delta
 from serve_app.core.errors import Overloaded
+from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 
 WINDOW = 64
@@ -39,6 +40,7 @@ class Departures:
 class _OpenRequest:
     router_id: str
     client_request_id: str
+    model: ModelRef
     samples: set[int]
     is_paused: bool = False
 
@@ -65,6 +67,11 @@ class OpenRequests:
         """Return the number of sequences that have not ended."""
         return sum(len(request.samples) for request in self._requests.values())
 
+    @property
+    def versions(self) -> frozenset[str]:
+        """Return the adapter versions that are in use."""
+        return frozenset(part.version for request in self._requests.values() for part in request.model.parts)
+
     def check_room(self, requests: Items[GenerationRequest]) -> None:
         """Raise Overloaded if these requests do not fit, with the seconds until they should."""
         num_wanted = sum(request.n for request in requests)
@@ -79,7 +86,10 @@ class OpenRequests:
     def add(self, router_id: str, requests: Items[GenerationRequest]) -> None:
         for request in requests:
             self._requests[request.request_id] = _OpenRequest(
-                router_id=router_id, client_request_id=request.client_request_id, samples=set(range(request.n))
+                router_id=router_id,
+                client_request_id=request.client_request_id,
+                model=request.model,
+                samples=set(range(request.n)),
             )
 
     def drop(self, request_ids: Iterable[str]) -> None:

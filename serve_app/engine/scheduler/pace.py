@@ -42,7 +42,7 @@ class Pace:
     """Learns from the steps that were made what a step takes, and steers the prompt work of those to come.
 
     max_stretch: a step with prompt work should take at most so many times a step without, unless many prompts wait.
-                 Rows beyond those that other flows have may stretch a step half as far, or to `max_stretch` times a step
+                 Rows beyond those of other flows may stretch a step half as far, or to `max_stretch` times a step
                  with the rows of the flow that has the fewest
     least:       tokens of prompts that a step may compute all the same, so that these get on
 
