@@ -246,7 +246,7 @@ def even_paces(paces: Sequence[float | None]) -> list[float]:
 def _key_of(names: Sequence[bytes], version: str) -> bytes:
     """Return what a prompt is placed by among equals: its beginning, else its adapter; b"" where it has neither.
 
-    Half of the prompt at least is in it, and prompts that differ at their ends only have the same.
+    Prompts that differ only near their ends have the same one, as it ends at a power of two of their names.
     """
     return names[(1 << (len(names).bit_length() - 1)) - 1] if names else version.encode()[:64]
 
