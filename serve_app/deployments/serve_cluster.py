@@ -35,6 +35,7 @@ class ServeCluster:
     def __init__(self, own_application: str) -> None:
         self._own_application = own_application
         self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._running: set[str] = set()
         self._is_deleted = False
 
     @property
@@ -50,6 +51,7 @@ class ServeCluster:
             for name, overview in overviews.items()
             if name != self._own_application and _may_have_a_model(overview)
         }
+        self._running = {name for name in found if overviews[name].app_status.status is ApplicationStatus.RUNNING}
         self._handles = {name: handle for name, handle in self._handles.items() if name in found}
         return found
 
@@ -61,12 +63,27 @@ class ServeCluster:
         try:
             results = await answers.results_async(timeout_s=GREETING_TIMEOUT_S, return_exceptions=True)
         except DeploymentUnavailableError:
-            return Sighting(cards=(), is_complete=True)
+            is_asleep = application in self._running and await asyncio.to_thread(_may_sleep, application)
+            return Sighting(cards=(), is_complete=True, is_asleep=is_asleep)
         cards = tuple(result for result in results if isinstance(result, ReplicaCard))
         return Sighting(cards=cards, is_complete=len(cards) == len(results))
 
+    async def wake(self, application: str) -> None:
+        """Have Serve start a replica of a model that was scaled to zero; return once one has answered.
+
+        The call is not pinned: Serve scales from zero by the calls that wait in a handle.
+        """
+        await self._handles[application].options(method_name="hello").remote(f"wake-{self._own_application}")
+
     def backend(self, application: str, replica_id: str) -> Backend:
         return RayBackend(self._handles[application], replica_id)
+
+
+def _may_sleep(application: str) -> bool:
+    """Return whether the model's cluster file lets Serve scale it to zero. Asks the controller, and blocks."""
+    info, _ = _get_global_client().get_deployment_info(MODEL_DEPLOYMENT, application)
+    scaling = info.deployment_config.autoscaling_config
+    return scaling is not None and scaling.min_replicas == 0
 
 
 def http_host() -> str | None:

@@ -40,6 +40,8 @@ class _OpenRequest:
     router_id: str
     client_request_id: str
     samples: set[int]
+    since: float
+    has_begun: bool = False
     is_paused: bool = False
 
 
@@ -54,6 +56,7 @@ class OpenRequests:
 
     def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
         self._num_places = num_places
+        self._clock = clock
         self._requests: dict[str, _OpenRequest] = {}
         self._departures = Departures(clock)
 
@@ -64,6 +67,15 @@ class OpenRequests:
     def num_sequences(self) -> int:
         """Return the number of sequences that have not ended."""
         return sum(len(request.samples) for request in self._requests.values())
+
+    def wait_s(self, num_slots: int) -> float:
+        """Return since when the oldest request waits for its first token, or until all queued sequences have begun.
+
+        num_slots: of sequences that are computed together; the longer of the two is returned, in seconds
+        """
+        now, num_queued = self._clock(), self.num_sequences - num_slots
+        oldest = next((each.since for each in self._requests.values() if not each.has_begun), now)
+        return max(now - oldest, self._departures.wait_s(num_queued) if num_queued > 0 else 0.0)
 
     def check_room(self, requests: Items[GenerationRequest]) -> None:
         """Raise Overloaded if these requests do not fit, with the seconds until they should."""
@@ -79,7 +91,10 @@ class OpenRequests:
     def add(self, router_id: str, requests: Items[GenerationRequest]) -> None:
         for request in requests:
             self._requests[request.request_id] = _OpenRequest(
-                router_id=router_id, client_request_id=request.client_request_id, samples=set(range(request.n))
+                router_id=router_id,
+                client_request_id=request.client_request_id,
+                samples=set(range(request.n)),
+                since=self._clock(),
             )
 
     def drop(self, request_ids: Iterable[str]) -> None:
@@ -126,6 +141,7 @@ class OpenRequests:
             request = self._requests.get(delta.request_id)
             if request is None:
                 continue
+            request.has_begun = True
             by_router.setdefault(request.router_id, []).append(delta)
             if delta.finish is not None or delta.error is not None:
                 self._note_end(delta, request)
