@@ -165,7 +165,7 @@ def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> Mode
         created=card.created,
         root=root or name,
         parent=parent,
-        max_model_len=card.max_model_len,
+        max_model_len=card.max_model_len or None,
         default_sampling=dict(card.default_sampling),
     )
 
@@ -221,6 +221,7 @@ class Moment:
     at:       Unix seconds
     refused:  requests that admission refused, by reason
     loading:  known models without a ready replica
+    asleep:   models that were scaled to zero; a first request starts a replica
     """
 
     object: Literal["live"] = "live"
@@ -230,6 +231,7 @@ class Moment:
     refused: Mapping[str, Count]
     models: Sequence[QueueState]
     loading: Sequence[str]
+    asleep: Sequence[str]
     replicas: Sequence[ReplicaState]
 
 

@@ -40,6 +40,7 @@ from serve_app.router.publishing import FileSource, Publishing
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
+from serve_app.router.waking import Waker
 from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
 
 GC_THRESHOLD = (50_000, 20, 50)
@@ -91,8 +92,10 @@ class RouterReplica:
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
+        cluster = ServeCluster(context.app_name)
+        self._waker = Waker(self._fleet, cluster.wake)
         self._hot_app = HotApp(self._app_for(defaults))
-        discovery = Discovery(ServeCluster(context.app_name), self._publishing, router_id, on_deleted=self._stop)
+        discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
         self._hearing = begin(source.run(), context=Context())
@@ -176,7 +179,7 @@ class RouterReplica:
         )
         asks_for_keys = settings.asks_for_keys(has_accounts=self._accounts is not None)
         accounting = self._accounting if asks_for_keys else None
-        router = Router(self._fleet, config, admission=self._admission, accounting=accounting)
+        router = Router(self._fleet, config, admission=self._admission, accounting=accounting, waker=self._waker)
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does

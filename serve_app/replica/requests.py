@@ -42,6 +42,8 @@ class _OpenRequest:
     client_request_id: str
     model: ModelRef
     samples: set[int]
+    since: float
+    has_begun: bool = False
     is_paused: bool = False
 
 
@@ -56,6 +58,7 @@ class OpenRequests:
 
     def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
         self._num_places = num_places
+        self._clock = clock
         self._requests: dict[str, _OpenRequest] = {}
         self._departures = Departures(clock)
 
@@ -71,6 +74,15 @@ class OpenRequests:
     def versions(self) -> frozenset[str]:
         """Return the adapter versions that are in use."""
         return frozenset(part.version for request in self._requests.values() for part in request.model.parts)
+
+    def wait_s(self, num_slots: int) -> float:
+        """Return since when the oldest request waits for its first token, or until all queued sequences have begun.
+
+        num_slots: of sequences that are computed together; the longer of the two is returned, in seconds
+        """
+        now, num_queued = self._clock(), self.num_sequences - num_slots
+        oldest = next((each.since for each in self._requests.values() if not each.has_begun), now)
+        return max(now - oldest, self._departures.wait_s(num_queued) if num_queued > 0 else 0.0)
 
     def check_room(self, requests: Items[GenerationRequest]) -> None:
         """Raise Overloaded if these requests do not fit, with the seconds until they should."""
@@ -90,6 +102,7 @@ class OpenRequests:
                 client_request_id=request.client_request_id,
                 model=request.model,
                 samples=set(range(request.n)),
+                since=self._clock(),
             )
 
     def drop(self, request_ids: Iterable[str]) -> None:
@@ -136,6 +149,7 @@ class OpenRequests:
             request = self._requests.get(delta.request_id)
             if request is None:
                 continue
+            request.has_begun = True
             by_router.setdefault(request.router_id, []).append(delta)
             if delta.finish is not None or delta.error is not None:
                 self._note_end(delta, request)

@@ -155,6 +155,11 @@ class ModelService:
         """Return the number of sequences that have not ended."""
         return self._open.num_sequences
 
+    @property
+    def wait_s(self) -> float:
+        """Return how long requests wait here for their first token."""
+        return self._open.wait_s(self.engine.config.max_num_sequences)
+
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         self._leases.hear(router_id)
         self._check_engine()

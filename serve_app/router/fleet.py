@@ -24,9 +24,12 @@ from serve_app.router.room import Room
 logger = logging.getLogger(__name__)
 
 LOADING_RETRY_S = 5.0
+ASLEEP = "asleep"
+"""The fact of ModelLoading that names the model to wake."""
 NOT_READY = 'No replica of model "{}" is ready yet'
 MIXED = 'No replica has all adapters of "{}" in the versions that most replicas have'
 FAILED = 'Model "{}" could not be loaded, and its operator has to mend that'
+SLEEPS = 'Model "{}" is asleep, and a request for a completion wakes it'
 ALL_LOST = 'Every replica of model "{}" was lost'
 
 
@@ -55,11 +58,14 @@ class Fleet:
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
+        self._asleep: set[str] = set()
+        self._remembered: dict[str, ModelCard] = {}
         self._reconnected: set[str] = set()
         self._told: dict[str, list[ModelCard]] = {}
         self._cards: dict[str, ModelCard] = {}
         Catalog((), self._aliases)  # raises where the aliases contradict themselves
         self.version = 0
+        self._changed = asyncio.Event()
         self.counts = Counts()
         self.placement = Placement()
         self._everything = self.seen_with(Rights())
@@ -97,7 +103,16 @@ class Fleet:
     def loading(self) -> list[str]:
         """Known models without a ready replica that may have one later."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
-        return sorted(known - set(self._cards) - self._failed)
+        return sorted(known - set(self._cards) - self._failed - set(self.asleep))
+
+    @property
+    def asleep(self) -> Mapping[str, ModelCard]:
+        """Models that were scaled to zero, by name, as they were last seen; one that was never seen has an empty card.
+
+        The first request starts a replica.
+        """
+        names = sorted((self._asleep & self._expected) - set(self._cards) - self._failed)
+        return {name: self._remembered.get(name) or _unseen(name) for name in names}
 
     @property
     def failed(self) -> list[str]:
@@ -106,8 +121,8 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one model is known and each has a ready replica."""
-        return bool(self._cards) and not self.loading and not self.failed
+        """Whether at least one model is known and each has a ready replica or is asleep."""
+        return bool(self._cards or self.asleep) and not self.loading and not self.failed
 
     def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
@@ -171,6 +186,23 @@ class Fleet:
         """Name the base models that are deployed, ready or not, and those whose deployment has failed."""
         self._expected, self._failed = frozenset(models), frozenset(failed)
 
+    def rest(self, model: str, *, is_asleep: bool) -> None:
+        """Note whether a model without replicas was scaled to zero, and will have one with its first request."""
+        if is_asleep:
+            self._asleep.add(model)
+        else:
+            self._asleep.discard(model)
+
+    async def until_there(self, model: str) -> None:
+        """Wait until a replica of the model is ready."""
+        while model not in self._cards:
+            await self._changed.wait()
+
+    def is_done_with(self, replica_id: str) -> bool:
+        """Return whether a replica that was removed computes nothing more for this router."""
+        link = self._retired.get(replica_id)
+        return replica_id not in self._links and (link is None or not link.num_outstanding)
+
     def rename(self, aliases: Mapping[str, str]) -> None:
         """Replace all aliases. Raises CatalogError, and changes nothing, where they go in a circle."""
         Catalog((), aliases)
@@ -198,8 +230,10 @@ class Fleet:
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
         what = FAILED if name in self.failed else what
-        seconds = self._loading_retry_s
-        return ModelLoading(f"{what.format(name)}; retry in {seconds:g} s.", "model", {"retry_after_s": seconds})
+        facts: dict[str, float | str] = {"retry_after_s": self._loading_retry_s}
+        if name in self.asleep:
+            what, facts = SLEEPS, facts | {ASLEEP: name}
+        return ModelLoading(f"{what.format(name)}; retry in {self._loading_retry_s:g} s.", "model", facts)
 
     async def close(self) -> None:
         """Leave every replica."""
@@ -217,13 +251,20 @@ class Fleet:
         if told != self._told:
             self._told = told
             self._cards = {name: as_one(cards) for name, cards in told.items()}
+            self._remembered |= self._cards
             self._note_change()
 
     def _note_change(self) -> None:
         self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
         hidden = Catalog(self._cards.values(), self._aliases).hidden_aliases
         if hidden:
             logger.warning("aliases hidden by served names: %s", ", ".join(hidden))
+
+
+def _unseen(name: str) -> ModelCard:
+    return ModelCard(name=name, root=name, created=0, max_model_len=0, vocab_size=0)
 
 
 def as_one(cards: Sequence[ModelCard]) -> ModelCard:
@@ -291,6 +332,19 @@ class View:
         return [name for name in self._fleet.loading if self.rights.touch(name)]
 
     @property
+    def asleep(self) -> list[str]:
+        """Models that a first request wakes."""
+        return [name for name in self._fleet.asleep if self.rights.touch(name)]
+
+    @property
+    def listed(self) -> Catalog:
+        """The catalog with sleeping models in it."""
+        asleep = self._fleet.asleep
+        if not asleep:
+            return self._catalog
+        return Catalog([*self._fleet.cards.values(), *asleep.values()], self._fleet.aliases, rights=self.rights)
+
+    @property
     def failed(self) -> list[str]:
         """Models that could not be loaded."""
         return [name for name in self._fleet.failed if self.rights.touch(name)]
@@ -316,18 +370,19 @@ class View:
         replica of it is ready.
         """
         catalog = self._catalog
-        if name == ONLY_MODEL and self.bases and name not in catalog.models and name not in self.aliases:
-            if len(self.bases) > 1:
-                must = f"be one of {', '.join(sorted(self.bases)[:MAX_NAMED])}, as several models are served"
+        if name == ONLY_MODEL and name not in catalog.models and name not in self.aliases:
+            bases = sorted({*self.bases, *self.asleep})
+            if len(bases) > 1:
+                must = f"be one of {', '.join(bases[:MAX_NAMED])}, as several models are served"
                 raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
-            [name] = self.bases
+            name = bases[0] if bases else name
         try:
             return catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)
         except NotFound as error:
             missing = self._missing_base(name.strip())
             if missing is not None:
                 raise self._fleet.not_ready(missing) from None
-            known = {*self.bases, *self.loading, *self.failed}
+            known = {*self.bases, *self.loading, *self.asleep, *self.failed}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
                 return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
             raise
@@ -344,6 +399,7 @@ class View:
         aliases = self._fleet.aliases
         while name in aliases:
             name = aliases[name]
-        matches = [each for each in [*self.loading, *self.failed] if name == each or name.startswith(f"{each}:")]
+        missing = [*self.loading, *self.asleep, *self.failed]
+        matches = [each for each in missing if name == each or name.startswith(f"{each}:")]
         allowed = [each for each in matches if self.rights.allow(each, name[len(each) + 1 :] or None)]
         return max(allowed, key=len, default=None)

@@ -33,7 +33,7 @@ class Inquiries:
         """
         if model is not None:
             return model
-        names = sorted({*self._view.bases, *self._view.loading, *self._view.failed})
+        names = sorted({*self._view.bases, *self._view.loading, *self._view.asleep, *self._view.failed})
         if not names and self._view.cards:
             raise InvalidRequest.refusing("model", must="name an adapter, as no base may be used", found="nothing")
         if not names and not self._view.rights.patterns:

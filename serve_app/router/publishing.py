@@ -185,6 +185,12 @@ class Publishing:
             task.cancel()
         self._fleet.remove(replica_id)
 
+    def rest(self, model: str, *, is_asleep: bool) -> None:
+        self._fleet.rest(model, is_asleep=is_asleep)
+
+    def is_done_with(self, replica_id: str) -> bool:
+        return self._fleet.is_done_with(replica_id)
+
     def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
         self._fleet.expect(models, failed)
 
