@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from serve_app.core.adapters import AdapterSet
 from serve_app.core.backend import NOTHING
 from serve_app.core.cards import AdapterCard, ModelCard, RecordCard, ReplicaCard
 from serve_app.core.delta import (
@@ -88,6 +89,7 @@ class FakeBackend:
     paused takes no part in them.
     `spent` by flow and `spent_on` by request are what a replica counts, and stay.
     `refusal` refuses every submission; while `submit_gate` is not set, submissions wait. `tail` ends every prompt.
+    `stage_refusal` refuses every adapter that is staged; `staged` has the others by version, and stays.
     """
 
     def __init__(
@@ -103,6 +105,8 @@ class FakeBackend:
         self.is_stepped = is_stepped
         self.tail = tail
         self.refusal: Exception | None = None
+        self.stage_refusal: Exception | None = None
+        self.staged: dict[str, AdapterCard] = {}
         self.submit_gate = asyncio.Event()
         self.submit_gate.set()
         self.submissions: list[tuple[GenerationRequest, ...]] = []
@@ -195,6 +199,33 @@ class FakeBackend:
         if self._has_died:
             raise ConnectionError("the process is gone")
         return "".join(map(chr, token_ids))
+
+    async def stage_adapter(self, name: str, path: str, version: str) -> AdapterCard:
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        if self.stage_refusal is not None:
+            raise self.stage_refusal
+        self.staged[version] = AdapterCard(name=name, version=version, rank=4, root=path)
+        return self.staged[version]
+
+    async def apply_adapters(self, published: AdapterSet) -> ModelCard:
+        """Serve what is published and what lies in the folder; the versions before stay at hand."""
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        model = self.card.model
+        if published.revision > model.adapters_revision:
+            ours = published.of(model.name)
+            hidden = {each.name for each in ours} | published.withdrawn_of(model.name)
+            kept = tuple(card for card in model.adapters if card.name not in hidden)
+            served = tuple(AdapterCard(name=e.name, version=e.version, rank=4, root=e.path) for e in ours)
+            before = tuple(
+                AdapterCard(name=each.name, version=each.previous[0], rank=4, root=each.previous[1])
+                for each in ours
+                if each.previous is not None
+            )
+            model = replace(model, adapters=kept + served, staged=before, adapters_revision=published.revision)
+            self.card = replace(self.card, model=model)
+        return self.card.model
 
     def step(self) -> None:
         """Recite one word of every sequence and send a frame to each router."""

@@ -14,7 +14,7 @@ from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, Renamed, defaults_of
 from serve_app.core.bounded import Count
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.names import ModelRef
 
@@ -100,6 +100,7 @@ class ModelEntry:
 
     root:   where its weights came from
     parent: the base of an adapter, the target of an alias
+    version: digest of an adapter's files, which `base:adapter@version` pins; None of anything else
     default_sampling: sampling that the model's folder recommends, for dialects that take it from there
     """
 
@@ -110,6 +111,7 @@ class ModelEntry:
     root: str
     parent: str | None
     max_model_len: Count | None
+    version: str | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -122,13 +124,19 @@ def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, ModelRef]) -> 
         for adapter in card.adapters:
             if adapter.is_usable:
                 name = f"{card.name}:{adapter.name}"
-                entries[name] = _entry(card, name, root=adapter.root, parent=card.name)
+                entries[name] = adapter_entry(card, adapter)
     for alias, target in aliases.items():
         base = next((card for card in cards if card.name == target.base), None)
         if base is not None and alias not in entries:
             known = entries.get(target.name) or mix_entry(base, target)
             entries[alias] = replace(known, id=alias, root=known.id, parent=known.id)
     return list(entries.values())
+
+
+def adapter_entry(card: ModelCard, adapter: AdapterCard, *, is_pinned: bool = False) -> ModelEntry:
+    """Return the entry of one adapter. is_pinned: its address names the version, too"""
+    name = f"{card.name}:{adapter.name}" + (f"@{adapter.version}" if is_pinned else "")
+    return replace(_entry(card, name, root=adapter.root, parent=card.name), version=adapter.version)
 
 
 def mix_entry(card: ModelCard, mix: ModelRef) -> ModelEntry:
@@ -157,7 +165,7 @@ def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> Mode
         created=card.created,
         root=root or name,
         parent=parent,
-        max_model_len=card.max_model_len,
+        max_model_len=card.max_model_len or None,
         default_sampling=dict(card.default_sampling),
     )
 
@@ -213,6 +221,7 @@ class Moment:
     at:       Unix seconds
     refused:  requests that admission refused, by reason
     loading:  known models without a ready replica
+    asleep:   models that were scaled to zero; a first request starts a replica
     """
 
     object: Literal["live"] = "live"
@@ -222,6 +231,7 @@ class Moment:
     refused: Mapping[str, Count]
     models: Sequence[QueueState]
     loading: Sequence[str]
+    asleep: Sequence[str]
     replicas: Sequence[ReplicaState]
 
 

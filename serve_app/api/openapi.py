@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, assert_never
 
+from serve_app.api.adapters import LOAD, UNLOAD
 from serve_app.api.contradictions import continued, excluded
 from serve_app.api.dialects import DIALECTS, HEADER, LLAMA_CPP, UNLIMITED, Dialect
 from serve_app.api.embeddings import EMBEDDINGS
@@ -16,7 +17,7 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
 from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
-from serve_app.api.paths import OPEN, SERVICES, AdminPath, Path, Service
+from serve_app.api.paths import OF_ADAPTERS, OPEN, SERVICES, AdminPath, Path, Service
 from serve_app.api.responding import RESPONSES
 from serve_app.api.schemas import ADMIN_SCHEMAS, SCHEMAS
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
@@ -88,7 +89,10 @@ def _open_document(terms: Terms) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
-        "paths": {path: {path.method.lower(): operation} for path, operation in _operations().items()},
+        "paths": {
+            **{path: {path.method.lower(): operation} for path, operation in _operations().items()},
+            **{path.value: _admin_operations(path) for path in sorted(OF_ADAPTERS)},
+        },
         "components": {
             "schemas": {
                 **SCHEMAS,
@@ -101,6 +105,8 @@ def _open_document(terms: Terms) -> dict[str, Any]:
                 "TokenizeRequest": _tokenize(terms),
                 "ApplyTemplateRequest": _apply_template(terms),
                 "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
+                "LoadAdapter": {**_object(LOAD, terms, asked="lora_name"), "required": ["lora_name", "lora_path"]},
+                "UnloadAdapter": _object(UNLOAD, terms, asked="lora_name"),
             }
         },
     }
@@ -131,6 +137,8 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.DIALECTS: _operation("What each dialect makes of every parameter", "Dialects"),
         Path.PROPS: _operation("Properties of a model", "Props", parameters=[MODEL_QUERY]),
         Path.ADAPTERS: _operation("Adapters of a model", "Adapters", parameters=[MODEL_QUERY]),
+        Path.LOAD_ADAPTER: _operation("Publish an adapter", {"text/plain": {}}, body="LoadAdapter"),
+        Path.UNLOAD_ADAPTER: _operation("Serve an adapter no longer", {"text/plain": {}}, body="UnloadAdapter"),
         Path.HEALTH: health,
         Path.V1_HEALTH: health,
         **_pages(),
@@ -301,28 +309,28 @@ SCHEMES: dict[str, Any] = {
 }
 REFUSALS = {
     401: "There is no key, or one that is unknown, has expired or was revoked.",
-    403: "The key is for something else.",
+    403: "The key is for something else, or the folder is not allowed.",
 }
 FAILURES = {
+    403: REFUSALS[403],
     400: "A field is unknown or out of its range; the message names it.",
-    404: "There is no such tenant or key.",
+    404: "There is no such tenant, key or adapter.",
     413: "The body is larger than the server reads.",
     415: "The body is not JSON.",
     405: "The route has other methods; `Allow` names them.",
     408: "The body did not arrive in time.",
     500: "The server failed.",
-    503: "The store of tenants does not answer; repeat after `Retry-After` seconds.",
+    503: "The store does not answer, or no replica is ready; repeat after `Retry-After` seconds.",
 }
 
 
 def with_keys(document: dict[str, Any]) -> dict[str, Any]:
     """Return the description of the same service where it asks for keys."""
+    every = {**document["paths"], **{path.value: _admin_operations(path) for path in AdminPath}}
     paths: dict[str, Any] = {
         path: {method: {**each, **_guarded(path, each["responses"])} for method, each in operations.items()}
-        for path, operations in document["paths"].items()
+        for path, operations in every.items()
     }
-    for (path, method), service in SERVICES.items():
-        paths.setdefault(path.value, {})[method.lower()] = _admin_operation(path, service)
     components = document["components"]
     return {
         **document,
@@ -338,14 +346,16 @@ def _guarded(path: str, responses: dict[str, Any]) -> dict[str, Any]:
     return {"responses": {**responses, **_told(REFUSALS)}}
 
 
+def _admin_operations(path: AdminPath) -> dict[str, Any]:
+    return {method.lower(): _admin_operation(path, each) for (of, method), each in SERVICES.items() if of is path}
+
+
 def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:
     parameters = [
         *(_parameter(name, "path") for name in ("name", "id") if f"{{{name}}}" in path),
         *(_parameter(name, "query") for name in service.query),
     ]
-    operation = _operation(
-        service.summary, service.answer, body=service.body, parameters=parameters, errors=REFUSALS | FAILURES
-    )
+    operation = _operation(service.summary, service.answer, body=service.body, parameters=parameters, errors=FAILURES)
     if service.body is not None:
         operation["requestBody"]["required"] = service.name != "rotate_key"
     return operation

@@ -30,7 +30,6 @@ from serve_app.api.parameters import (
     is_same,
     read_fields,
 )
-from serve_app.api.paths import Path
 from serve_app.core.errors import InvalidRequest, MalformedJson, UnsupportedParameter
 from serve_app.core.prompt import Prompt
 
@@ -120,7 +119,7 @@ def _check_characters(value: object) -> None:
 
 
 def read_members(
-    body: bytes, table: Mapping[str, Parameter], limits: WireLimits, *, path: Path, required: str | None = None
+    body: bytes, table: Mapping[str, Parameter], limits: WireLimits, *, path: str, required: str | None = None
 ) -> dict[str, Any]:
     """The members that are not null, in their forms.
 

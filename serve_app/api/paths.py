@@ -32,6 +32,8 @@ class Path(StrEnum):
     DIALECTS = "/v1/dialects"
     PROPS = "/props"
     ADAPTERS = "/lora-adapters"
+    LOAD_ADAPTER = "/v1/load_lora_adapter"
+    UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
     HEALTH = "/health"
     V1_HEALTH = "/v1/health"
     METRICS = "/metrics"
@@ -50,6 +52,8 @@ class Path(StrEnum):
         """Return the scope that a key needs; None if any key will do."""
         if self in WATCHING:
             return Scope.METRICS
+        if self in PUBLISHING:
+            return Scope.ADAPTERS_WRITE
         return None if self in DESCRIBING else Scope.INFER
 
 
@@ -66,8 +70,11 @@ POSTED = frozenset(
         Path.DETOKENIZE,
         Path.APPLY_TEMPLATE,
         Path.EXPLAIN,
+        Path.LOAD_ADAPTER,
+        Path.UNLOAD_ADAPTER,
     }
 )
+PUBLISHING = frozenset({Path.LOAD_ADAPTER, Path.UNLOAD_ADAPTER})
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
 OPEN = frozenset({Path.HEALTH, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
@@ -76,7 +83,7 @@ of a service; the page that asks for a key, and the way there, have to be there 
 
 
 class AdminPath(StrEnum):
-    """One route of administrators, or of a tenant's own usage; there only where keys are asked for."""
+    """One route of administrators or of a tenant's own usage. All but those of adapters are there only with keys."""
 
     TENANTS = "/admin/tenants"
     TENANT = "/admin/tenants/{name}"
@@ -85,6 +92,8 @@ class AdminPath(StrEnum):
     ROTATION = "/admin/keys/{id}/rotate"
     EVENTS = "/admin/events"
     USAGE = "/admin/usage"
+    ADAPTERS = "/admin/adapters"
+    ROLLBACK = "/admin/adapters/rollback"
     OWN_USAGE = "/v1/usage"
 
     @property
@@ -145,6 +154,15 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
         (AdminPath.ROTATION, "POST"): Service("rotate_key", _ROTATED, "ShownKey", "Rotation"),
         (AdminPath.EVENTS, "GET"): Service("list_events", _CHANGED, "EventList", query=EVENTS),
         (AdminPath.USAGE, "GET"): Service("show_usage", "Who used what", "UsageList", query=("tenant", *OWN)),
+        (AdminPath.ADAPTERS, "GET"): Service("list_adapters", "List adapters with their versions", "AdapterList"),
+        (AdminPath.ADAPTERS, "POST"): Service("publish_adapter", "Publish an adapter", "ListedAdapter", "LoadAdapter"),
+        (AdminPath.ADAPTERS, "DELETE"): Service(
+            "withdraw_adapter", "Serve an adapter no longer", "WithdrawnAdapter", query=("lora_name",)
+        ),
+        (AdminPath.ROLLBACK, "POST"): Service(
+            "roll_back_adapter", "Serve the version before", "ListedAdapter", "UnloadAdapter"
+        ),
         (AdminPath.OWN_USAGE, "GET"): Service("show_usage", "What the key's tenant used", "UsageList", query=OWN),
     }
 )  # fmt: skip
+OF_ADAPTERS = frozenset({AdminPath.ADAPTERS, AdminPath.ROLLBACK})

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+from serve_app.api.adapters import ListedAdapter
 from serve_app.api.explanation import LimitState
 from serve_app.api.forms.schema import (
     BOOLEAN,
@@ -260,6 +261,9 @@ SCHEMAS: Mapping[str, Schema] = {
     "NativeCompletion": either(reference("NativeResult"), array(reference("NativeResult"))),
     "NativeResult": NATIVE,
     "Error": ERROR,
+    "AdapterList": record({"object": {"const": "list"}, "revision": COUNT, "data": array(reference("ListedAdapter"))}),
+    "ListedAdapter": derived(ListedAdapter),
+    "WithdrawnAdapter": record({"withdrawn": STRING}),
     "Model": derived(ModelEntry),
     "Live": derived(Moment),
     "ModelList": record({"object": {"const": "list"}, "data": array(reference("Model"))}),
@@ -317,6 +321,7 @@ TENANT: Mapping[str, Schema] = MappingProxyType(
         "weight": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT},
         "priority": {"enum": list(get_args(Priority))},
         "models": array(STRING),
+        "publishes": array(STRING),
         "limits": record(optional=LIMITS, is_closed=True),
         "max_n": nullable(POSITIVE),
         "max_tokens": nullable(POSITIVE),

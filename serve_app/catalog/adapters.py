@@ -8,13 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from serve_app.catalog.files import CatalogError, TensorInfo, confined_file, read_header, read_json_object
+from serve_app.catalog.files import (
+    MAX_HEADER_BYTES,
+    CatalogError,
+    TensorInfo,
+    confined_file,
+    read_header,
+    read_json_object,
+)
 from serve_app.catalog.resolve import ADAPTER_NAME, is_mix
 from serve_app.core.cards import AdapterRecord
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 2**20
+MAX_PUBLISHED_HEADER_BYTES = 16 * 2**20
 MAX_WEIGHT_BYTES = 8 * 2**30
 MAX_NAME_CHARS = 512
 NUM_VERSION_CHARS = 32
@@ -53,9 +61,19 @@ def read_records(folder: Path) -> tuple[AdapterRecord, ...]:
     return tuple(read_adapter(entry, root=folder) for entry in entries if entry.is_symlink() or entry.is_dir())
 
 
-def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
-    """Read one adapter's configuration and header, and digest its files; links may not lead out of `root`."""
-    name = os.fsencode(path.name).decode("utf-8", "backslashreplace")
+def read_published(path: str, name: str) -> AdapterRecord:
+    """Read an adapter that was published under a name, whatever its folder is called, while sequences are computed."""
+    return read_adapter(Path(path), root=Path(path).parent, name=name, max_header_bytes=MAX_PUBLISHED_HEADER_BYTES)
+
+
+def read_adapter(
+    path: Path, *, root: Path, name: str | None = None, max_header_bytes: int = MAX_HEADER_BYTES
+) -> AdapterRecord:
+    """Read one adapter's configuration and header, and digest its files; links may not lead out of `root`.
+
+    name: None is the folder's own
+    """
+    name = name or os.fsencode(path.name).decode("utf-8", "backslashreplace")
     version = ""
     try:
         if not ADAPTER_NAME.fullmatch(name):
@@ -69,7 +87,7 @@ def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
         version = _digest(config_path, weights_path)
         created = int(weights_path.stat().st_mtime)
         _check_kind(fields)
-        tensors = _shapes(read_header(weights_path))
+        tensors = _shapes(read_header(weights_path, max_bytes=max_header_bytes))
     except CatalogError as error:
         return AdapterRecord(name=name, path=path, version=version, reason=str(error))
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, on resolving
@@ -77,6 +95,17 @@ def read_adapter(path: Path, *, root: Path) -> AdapterRecord:
     return AdapterRecord(
         name=name, path=path, version=version, weights=weights_path, fields=fields, tensors=tensors, created=created
     )
+
+
+def read_version(path: Path, *, root: Path) -> str:
+    """Return the digest of an adapter's files, without judging them. Links may not lead out of `root`.
+
+    Raises CatalogError where one is missing or too large.
+    """
+    config_path, weights_path = _config_path(path, root=root), _weights_path(path, root=root)
+    if config_path.stat().st_size > MAX_CONFIG_BYTES:
+        raise CatalogError(f"{CONFIG} is larger than {MAX_CONFIG_BYTES} bytes")
+    return _digest(config_path, weights_path)
 
 
 def _config_path(path: Path, *, root: Path) -> Path:

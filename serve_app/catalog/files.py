@@ -86,11 +86,11 @@ class TensorInfo:
     dtype: str
 
 
-def read_header(path: Path) -> dict[str, TensorInfo]:
+def read_header(path: Path, *, max_bytes: int = MAX_HEADER_BYTES) -> dict[str, TensorInfo]:
     """Give the tensors of a safetensors file by name.
 
     Raises CatalogError unless the header is well formed and its tensors fill the file: no overlap, no gap, and
-    nothing behind the end. Reads at most MAX_HEADER_BYTES.
+    nothing behind the end. Reads at most `max_bytes`.
     """
     name = path.name
     num_bytes = path.stat().st_size
@@ -99,10 +99,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         if len(prefix) < 8:
             raise CatalogError(f"{name} is no safetensors file: it has {num_bytes} bytes")
         length = int.from_bytes(prefix, "little")
-        if length > MAX_HEADER_BYTES or length > num_bytes - 8:
+        if length > max_bytes or length > num_bytes - 8:
             raise CatalogError(
                 f"{name} is no whole safetensors file: its header of {length} bytes exceeds the file of {num_bytes} "
-                f"bytes or the limit of {MAX_HEADER_BYTES}"
+                f"bytes or the limit of {max_bytes}"
             )
         data = file.read(length)
     header = parse_json_object(data, name=f"the header of {name}")

@@ -17,6 +17,9 @@ from serve_app.core.tenants import Rights
 ALL = Rights()
 MAX_LISTED = 20
 MAX_SHOWN_CHARS = 96
+PIN = "@"
+"""Stands between an adapter's name and the version that a request wants of it."""
+MIN_VERSION_CHARS = 8
 PATH = re.compile(r"[/\\~]")
 # What mistral.rs escapes in `base::alias`.
 _ESCAPES: Mapping[str, str] = {"%3A": ":", "%23": "#", "%25": "%"}
@@ -87,8 +90,9 @@ class Catalog:
         param, lora_param: what the client calls them
 
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
-        with the longest base, an adapter's name that only one base has. In place of an adapter's name there may be a
-        mix, as `read_mix` reads it.
+        with the longest base, an adapter's name that only one base has. Behind an adapter's name `@` may pin one of the
+        versions that are at hand, by its digest or the first 8 characters or more. In place of an adapter's name there
+        may be a mix, as `read_mix` reads it.
         Raises ModelNotFound, AdapterNotFound, AdapterUnusable, Forbidden for a folder outside of those where the
         model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """
@@ -127,8 +131,8 @@ class Catalog:
 
     def _resolve_bare(self, name: str, asked: _Asked) -> ModelRef:
         adapters = [adapter for adapter, _ in read_mix(name) or ((name, 1.0),)]
-        holders = [model for model in self._models.values() if all(map(model.adapter, adapters))]
-        usable = [model for model in holders if all(_is_usable(model.adapter(adapter)) for adapter in adapters)]
+        holders = [model for model in self._models.values() if all(_at_hand(model, each) for each in adapters)]
+        usable = [model for model in holders if all(_is_usable(_at_hand(model, each)) for each in adapters)]
         if len(usable) > 1:
             candidates = ", ".join(sorted(f"{model.name}:{name}" for model in usable))
             must = f"be one of {candidates}, as adapters of several models have that name"
@@ -171,8 +175,10 @@ def _as_allowed(model: ModelCard, rights: Rights) -> ModelCard:
     """Return the card without the adapters that the tenant may not use."""
     if rights.allow_everything:
         return model
-    allowed = tuple(card for card in model.adapters if rights.allow(model.name, card.name))
-    return replace(model, adapters=allowed)
+    adapters, staged = (
+        tuple(card for card in cards if rights.allow(model.name, card.name)) for cards in (model.adapters, model.staged)
+    )
+    return replace(model, adapters=adapters, staged=staged)
 
 
 def _with_adapters(model: ModelCard, text: str, *, param: str) -> ModelRef:
@@ -184,14 +190,28 @@ def _with_adapters(model: ModelCard, text: str, *, param: str) -> ModelRef:
     if parts is None:
         raise InvalidRequest.refusing(param, must=f"mix adapters as {MIX_WORDS}", found=_quoted(text))
     cards = [(_adapter(model, name, param=param), scale) for name, scale in parts]
-    if len({card.name for card, _ in cards}) > model.max_mixed_adapters:
+    if len({card.version for card, _ in cards}) > model.max_mixed_adapters:
         must = f"mix at most {model.max_mixed_adapters} adapters of {_quoted(model.name)}"
         raise InvalidRequest.refusing(param, must=must, found=str(len(cards)))
     return mixed(model.name, [card.part(scale) for card, scale in cards])
 
 
+def _at_hand(model: ModelCard, name: str) -> AdapterCard | None:
+    """Return the adapter of a name: in the version that it means, or in the one that is pinned behind `@`."""
+    name, sign, version = name.partition(PIN)
+    if not sign:
+        return model.adapter(name)
+    found = {card.version: card for card in model.versions(name) if card.version.startswith(version)}
+    is_alone = len(found) == 1 and len(version) >= MIN_VERSION_CHARS
+    return found.get(version) or (next(iter(found.values())) if is_alone else None)
+
+
 def _adapter(model: ModelCard, name: str, *, param: str) -> AdapterCard:
-    card = model.adapter(name)
+    card = _at_hand(model, name)
+    if card is None and PIN in name and (versions := model.versions(name.partition(PIN)[0])):
+        known = _listed({card.version for card in versions})
+        must = f"pin a version that is at hand ({known}), or {MIN_VERSION_CHARS} characters that only one begins with"
+        raise AdapterNotFound.refusing(param, must=must, found=_quoted(name))
     if card is None:
         if not model.adapters:
             none = f"name no adapter of {_quoted(model.name)}, for which LoRA is not enabled"
@@ -260,6 +280,7 @@ def _listed(names: Iterable[str]) -> str:
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9._-]{1,96}")
 """Of adapters; `*` and `+` have their meaning in addresses."""
 MIX_WORDS = f"name*scale+name*scale with scales from -{MAX_SCALE:g} to {MAX_SCALE:g}"
+_PINNED = re.compile(rf"{ADAPTER_NAME.pattern}({PIN}[A-Za-z0-9]{{1,64}})?")
 _SIGNS = re.compile(r"[*+]")
 _SCALE = re.compile(r"-?([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e-[0-9]{1,3})?")
 
@@ -272,7 +293,7 @@ def is_mix(text: str) -> bool:
 
 
 def read_mix(text: str) -> NamesAndScales | None:
-    """Return the adapters with their scales, 1 by default; None if the name is no mix."""
+    """Return the adapters, pinned or not, with their scales, 1 by default; None if the name is no mix."""
     parts = tuple(_part(part.strip()) for part in text.split("+"))
     found = tuple(part for part in parts if part is not None)
     return found if len(found) == len(parts) else None
@@ -285,7 +306,7 @@ def write_mix(parts: NamesAndScales) -> str:
 
 def _part(text: str) -> tuple[str, float] | None:
     name, sign, written = (piece.strip() for piece in text.partition("*"))
-    if not ADAPTER_NAME.fullmatch(name) or (sign and not _SCALE.fullmatch(written)):
+    if not _PINNED.fullmatch(name) or (sign and not _SCALE.fullmatch(written)):
         return None
     scale = float(written) if sign else 1.0
     return (name, scale) if abs(scale) <= MAX_SCALE else None

@@ -28,6 +28,7 @@ from serve_app.check.memory import (
     reservation,
     this_machine,
 )
+from serve_app.check.scaling import check_scaling
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.deployments.apps import ROUTER_DEPLOYMENT
@@ -155,22 +156,11 @@ def _check_deployments(
             yield Finding(path=(*here, "name"), message=f"deployment {name!r} is given twice")
         seen.add(name)
         if is_ours:
-            yield from _check_scaling(deployment, here)
+            yield from check_scaling(deployment, here)
         schema = getattr(known[name].func_or_class, "user_config_schema", None) if name in known else None
         if schema is not None and deployment.get("user_config") is not None:
             yield from unknown_keys(deployment["user_config"], schema, (*here, "user_config"))
             yield from refused_values(deployment["user_config"], schema, (*here, "user_config"))
-
-
-def _check_scaling(deployment: dict[str, Any], path: Path) -> Iterator[Finding]:
-    """Refuse to have Serve choose the number of replicas, by what it counts."""
-    for key in ("autoscaling_config", "num_replicas"):
-        if deployment.get(key) == "auto" or (key == "autoscaling_config" and deployment.get(key) is not None):
-            message = (
-                "Serve scales by the calls that it sees, and sees one of each router however many requests there are:"
-                " it would never scale a model down, nor up from zero. Write `num_replicas: N` instead"
-            )
-            yield Finding(path=(*path, key), message=message)
 
 
 def _check_model_application(application: dict[str, Any], args: ModelArgs, path: Path) -> Iterator[Finding]:

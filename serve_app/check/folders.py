@@ -110,7 +110,9 @@ def needs_of(args: ModelArgs) -> Needs:
 
 
 def _resident_bytes(args: ModelArgs) -> int:
-    """The files of as many adapters as may be resident, the largest; only their sizes are looked at."""
+    """What the file sets aside, or the files of as many adapters as may be resident, by their sizes alone."""
+    if isinstance(args.adapter_bytes, int):
+        return args.adapter_bytes
     files = [] if args.adapters is None else FilePath(args.adapters).glob(f"*/{WEIGHTS}")
     sizes = (each.stat().st_size for each in files if each.is_file())
     return sum(sorted(sizes, reverse=True)[: args.max_adapters])

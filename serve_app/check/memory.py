@@ -14,6 +14,7 @@ from serve_app.catalog.files import CatalogError
 from serve_app.check.document import Finding, Path, Severity
 from serve_app.check.door import deployments_of
 from serve_app.check.folders import Needs, needs_of
+from serve_app.check.scaling import most_replicas
 from serve_app.deployments.apps import FRONT_DEPLOYMENT
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.ray_private import num_cpus_of_ray
@@ -102,7 +103,7 @@ def _num_replicas(deployments: Any) -> int:
     found = [1]
     for each in deployments if isinstance(deployments, list) else []:
         if isinstance(each, dict):
-            wanted = each.get("num_replicas")
+            wanted = most_replicas(each, 1)
             found += [wanted] if isinstance(wanted, int) else []
     return max(found)
 
@@ -165,7 +166,7 @@ def asks_of(application: Mapping[str, Any], built: Mapping[str, Deployment], pat
         if name == FRONT_DEPLOYMENT:  # it gets no replica
             continue
         index, entry = next(deployments_of(application, name), (None, {}))
-        options, number = entry.get("ray_actor_options"), entry.get("num_replicas", deployment.num_replicas)
+        options, number = entry.get("ray_actor_options"), most_replicas(entry, deployment.num_replicas)
         yield Ask(
             path=path if index is None else (*path, "deployments", index),
             name=f"{application.get('name', 'default')}'s {name}",

@@ -56,22 +56,30 @@ class Service:
     dialect: str | None = None
     timeout_s: float = TIMEOUT_S
 
-    def json(self, path: str, body: Mapping[str, object] | None = None, *, member: str | None) -> Any:
+    def json(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        member: str | None,
+        method: str | None = None,
+    ) -> Any:
         """Return the service's answer; a body is posted. Raises ServiceFailed.
 
         member: that the answer has, whatever else is in it; None where it is a list
+        method: None is POST with a body, and GET without one
         """
         try:
-            answer = json.loads(self._whole(path, body))
+            answer = json.loads(self._whole(path, body, method))
         except ValueError as error:
             raise _stranger(self.url) from error
         if not (isinstance(answer, list) if member is None else isinstance(answer, dict) and member in answer):
             raise _stranger(self.url)
         return answer
 
-    def text(self, path: str, *, word: str) -> str:
-        """Return an answer that is no JSON and has this word in it. Raises ServiceFailed."""
-        content = self._whole(path, None).decode("utf-8", "replace")
+    def text(self, path: str, body: Mapping[str, object] | None = None, *, word: str) -> str:
+        """Return an answer that is no JSON and has this word in it; a body is posted. Raises ServiceFailed."""
+        content = self._whole(path, body).decode("utf-8", "replace")
         if word not in content:
             raise _stranger(self.url)
         return content
@@ -114,16 +122,19 @@ class Service:
                 return f"No model is ready yet: {', '.join(map(str, loading))} is loading. Try again in a moment."
         return "No model is served to this key. `serve_app models` lists what is."
 
-    def _whole(self, path: str, body: Mapping[str, object] | None) -> bytes:
-        with closing(self._open(path, body)) as response, _unbroken(self.url):
+    def _whole(self, path: str, body: Mapping[str, object] | None, method: str | None = None) -> bytes:
+        with closing(self._open(path, body, method)) as response, _unbroken(self.url):
             return response.read()
 
-    def _open(self, path: str, body: Mapping[str, object] | None) -> http.client.HTTPResponse:
+    def _open(
+        self, path: str, body: Mapping[str, object] | None, method: str | None = None
+    ) -> http.client.HTTPResponse:
         check_url(self.url)
         check_key(self.key)
         data = None if body is None else json.dumps(body).encode()
         try:
-            request = urllib.request.Request(self.url.rstrip("/") + path, data, self._headers())
+            address = self.url.rstrip("/") + path
+            request = urllib.request.Request(address, data, self._headers(), method=method)
             opened = opener_of(self.url).open(request, timeout=self.timeout_s)
         except urllib.error.HTTPError as error:
             with error, _unbroken(self.url):

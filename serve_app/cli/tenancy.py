@@ -138,6 +138,8 @@ def _lines(service: str, answer: dict[str, Any]) -> list[str]:
 def _told_of_tenant(tenant: dict[str, Any]) -> str:
     limits = {name: value for name, value in tenant["limits"].items() if value is not None}
     bounds = {name: tenant[name] for name in ("max_n", "max_tokens", "cache_group") if tenant[name] is not None}
+    if tenant["publishes"]:
+        bounds["publishes"] = ",".join(tenant["publishes"])
     if tenant["log_texts"]:
         bounds["log_texts"] = tenant["log_texts"]
     told = [f"{name}={value}" for name, value in (limits | bounds).items()]

@@ -45,6 +45,7 @@ LIMITS: Mapping[str, str] = MappingProxyType(
 LISTS: Mapping[str, str] = MappingProxyType(
     {
         "models": "Patterns of models that it may use: base, base:adapter, base:*, *.",
+        "publishes": "Patterns of names that it may publish adapters under: base:adapter, base:team-*.",
         "cors_origins": "Web pages that may call with its keys.",
     }
 )

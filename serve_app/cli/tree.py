@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import bench, chat, commands, complete, listing, top
+from serve_app.cli import bench, chat, commands, complete, listing, publishing, top
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -101,10 +101,14 @@ def _add_folders(app: typer.Typer) -> None:
     models.command("check")(listing.check_model)
     app.add_typer(models, name="models", rich_help_panel=FOLDERS)
     adapters = typer.Typer(
-        help="List the adapters of a running service, or check folders of them.", no_args_is_help=True
+        help="List and publish the adapters of a running service, or check folders of them.", no_args_is_help=True
     )
     adapters.command("list")(listing.list_adapters)
     adapters.command("check")(listing.check_adapter)
+    adapters.command("publish")(publishing.publish_adapter)
+    adapters.command("rollback")(publishing.roll_back_adapter)
+    adapters.command("withdraw")(publishing.withdraw_adapter)
+    adapters.command("versions")(publishing.list_versions)
     app.add_typer(adapters, name="adapters", rich_help_panel=FOLDERS)
 
 

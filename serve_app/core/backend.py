@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from serve_app.core.cards import ReplicaCard
+from serve_app.core.adapters import AdapterSet
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Frame
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
@@ -60,6 +61,22 @@ class Backend(Protocol):
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special tokens by name. Raises Overloaded."""
+        ...
+
+    async def stage_adapter(self, name: str, path: str, version: str) -> AdapterCard:
+        """Read and try an adapter beside what is served. Names mean what they meant; the same version is staged once.
+
+        path: its folder, absolute;  version: digest that its files must have
+        Raises InvalidRequest with the reason for which it cannot be served, and Overloaded where there is no room.
+        """
+        ...
+
+    async def apply_adapters(self, published: AdapterSet) -> ModelCard:
+        """Let names mean what this set says, and return the card as it is then. Running requests keep their versions.
+
+        An older revision than the applied one changes nothing. An adapter that cannot be served is on the card with
+        the reason.
+        """
         ...
 
 

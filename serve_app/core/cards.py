@@ -173,6 +173,10 @@ class ModelCard:
     dialect: of requests to it that name none; None is the service's own
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
+    staged: adapters in versions that their names do not mean, which requests can pin: those before the last change
+        and those in use
+    adapters_revision: of the `AdapterSet` that was applied last; 0 before the first
+    adapters_root: absolute folder of its adapters, below which more may be published; "" is none
     tool_parser: the form that its calls of tools have; None is the one that the template shows
     reasoning_parser: the form that its thoughts have; None as before
     chat_template: of the model's folder, as it is written there; "" is none
@@ -198,6 +202,9 @@ class ModelCard:
     max_num_sequences: int = 0
     max_waiting: int = 0
     kv_cache_bytes: int = 0
+    staged: tuple[AdapterCard, ...] = ()
+    adapters_revision: int = 0
+    adapters_root: str = ""
     chat_template: str = ""
     tool_template: str = ""
     tool_prompt: ToolPrompt = "template"
@@ -223,13 +230,39 @@ class ModelCard:
 
     def has(self, model: ModelRef) -> bool:
         """Return whether the model has every adapter of a reference, in its version, and may hold so many at once."""
-        cards = [(self.adapter(part.adapter), part.version) for part in model.parts]
-        return len(cards) <= max(1, self.max_mixed_adapters) and all(
-            card is not None and card.is_usable and card.version == version for card, version in cards
+        return len(model.parts) <= max(1, self.max_mixed_adapters) and all(
+            any(card.version == part.version and card.is_usable for card in self.versions(part.adapter))
+            for part in model.parts
         )
 
     def adapter(self, name: str) -> AdapterCard | None:
         return next((card for card in self.adapters if card.name == name), None)
+
+    def versions(self, name: str) -> tuple[AdapterCard, ...]:
+        """Return every version of an adapter that is at hand, the one that its name means first."""
+        return tuple(card for card in (*self.adapters, *self.staged) if card.name == name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residency:
+    """Which adapter versions a replica holds in slots, and what it takes to bring another one.
+
+    versions:  in slots, or on their way there
+    num_slots: versions that fit at once; 0 where the replica does not say
+    load_s:    mean seconds from the request for a version until it was ready; 0.0 before the first
+    num_loads: versions brought into a slot since the replica began
+    num_hits:  sequences since then that found their version in a slot
+    num_bytes: memory that adapters take on the model's device
+    max_bytes: which resident adapters may take there together; 0 is not bounded
+    """
+
+    versions: tuple[str, ...] = ()
+    num_slots: int = 0
+    load_s: float = 0.0
+    num_loads: int = 0
+    num_hits: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +271,9 @@ class ReplicaCard:
 
     usage: of the first flows by name, and of all others together
     news:  what flows spent since the router that asks last heard of it
+    residency: of adapters
+    prefixes: names of those that other routers sent since the one that asks last asked (`core/prefixes.py`)
+    num_routers_behind: routers with a lease that were not yet told of the card's `adapters_revision`
     """
 
     replica_id: str
@@ -245,6 +281,9 @@ class ReplicaCard:
     load: Load = field(default_factory=Load)
     usage: UsageReport = field(default_factory=UsageReport)
     news: News = field(default_factory=News)
+    residency: Residency = field(default_factory=Residency)
+    prefixes: tuple[bytes, ...] = ()
+    num_routers_behind: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,10 +71,11 @@ def mixed(base: str, parts: Iterable[Part]) -> ModelRef:
 
     Scales of one adapter add up; none left is the base, and one adapter alone at scale 1 is that adapter.
     """
-    summed: dict[str, Part] = {}
+    summed: dict[tuple[str, str], Part] = {}
     for part in parts:
-        known = summed.get(part.adapter)
-        summed[part.adapter] = replace(part, scale=part.scale + (0.0 if known is None else known.scale))
+        key = part.adapter, part.version
+        known = summed.get(key)
+        summed[key] = replace(part, scale=part.scale + (0.0 if known is None else known.scale))
     left = sorted((part for part in summed.values() if part.scale), key=lambda part: (part.version, part.adapter))
     if not left:
         return ModelRef(base=base)

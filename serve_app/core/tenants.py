@@ -88,6 +88,7 @@ class Tenant:
     weight:       of its share of an engine beside the others' that wait, > 0
     priority:     the class that its requests wait in
     rights:       to models
+    publishes:    names under which it may publish adapters, with a key for `adapters:write`
     limits:       on how much it may ask for
     max_n:        `n` and `best_of` of one request; None is the service's own bound
     max_tokens:   of one completion; None is the model's context
@@ -102,6 +103,7 @@ class Tenant:
     weight: float = 1.0
     priority: Priority = "standard"
     rights: Rights = field(default_factory=Rights)
+    publishes: Rights = Rights(())
     limits: Limits = field(default_factory=Limits)
     max_n: int | None = None
     max_tokens: int | None = None
@@ -133,7 +135,7 @@ class Identity:
     scopes: frozenset[Scope] = frozenset(Scope)
 
 
-LOCAL = Identity(tenant=Tenant(name="local"))
+LOCAL = Identity(tenant=Tenant(name="local", publishes=Rights()))
 """Every client, if the service asks for no keys."""
 NOBODY = Identity(tenant=Tenant(name="nobody", rights=Rights(())), scopes=frozenset())
 """A client without a key, on routes that need none, if the service asks for keys."""

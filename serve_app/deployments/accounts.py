@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextvars import Context
 from pathlib import Path
 
+from serve_app.core.adapters import AdapterSet
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Statement
@@ -23,6 +24,8 @@ from serve_app.tenants.leased_limits import NEVER_TOLD
 from serve_app.tenants.ledger import prune
 from serve_app.tenants.lending import Lending, Period
 from serve_app.tenants.opening import open_store
+from serve_app.tenants.published import Change
+from serve_app.tenants.published_table import change_published, published_in
 from serve_app.tenants.store import Author
 
 logger = logging.getLogger(__name__)
@@ -52,7 +55,7 @@ class Accounts:
             begins=not secret.exists(),  # a pepper without its store: that was moved, and another would know no key
         )
         self._admin_service = AdminService(self._store, self._pepper)
-        self._directory = self._store.directory(self._pepper)
+        self._directory = self._read_directory()
         self._lending = Lending(
             self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._admin_service.ledger.cost_of
         )
@@ -79,6 +82,16 @@ class Accounts:
             return NotFound(str(error))
         except TenancyError as error:
             return InvalidRequest(str(error))
+
+    async def change_adapters(self, change: Change) -> AdapterSet | ServeError:
+        """Return what is published after the change, or the refusal that the client is to be told."""
+        try:
+            return await asyncio.to_thread(change_published, self._store, change)
+        except ServeError as refusal:
+            return refusal
+        except StoreUnavailable as error:
+            logger.warning("%s %s was not done: %s", change.action, change.address, error)
+            return Unavailable(error.shown, None, {"retry_after_s": 2})
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         """Leases of tenants' limits, as they are now; on the event loop alone, so that there is one writer. What the
@@ -145,8 +158,12 @@ class Accounts:
     def _newer(self, known_version: int) -> Directory | None:
         version = self._store.version
         if self._directory.version != version:
-            self._directory = self._store.directory(self._pepper)
+            self._directory = self._read_directory()
         return None if version == known_version else self._directory
+
+    def _read_directory(self) -> Directory:
+        directory = self._store.directory(self._pepper)  # first: what changes meanwhile is looked at again
+        return directory.with_published(published_in(self._store))
 
     def _limits_of(self, tenant: str) -> Limits:
         """As of the last look of any router, which is half a second ago at most; of one that is gone none."""

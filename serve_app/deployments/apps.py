@@ -54,7 +54,7 @@ def router(args: RouterArgs) -> serve.Application:
         backpressure_config=BackpressureConfig(status_code=503, retry_after_s=2),
     )
     if args.store is None:
-        return deployment.bind()
+        return deployment.bind(None, args.adapters_file)
     accounts = serve.deployment(
         Accounts, name=ACCOUNTS_DEPLOYMENT, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=MAX_CALLS
     )

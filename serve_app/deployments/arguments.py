@@ -16,8 +16,10 @@ from serve_app.engine.config import EngineConfig
 from serve_app.http.settings import ClientSettings
 from serve_app.observe.switch import TraceSettings
 from serve_app.router.admission import AdmissionSettings
+from serve_app.router.placement import PlacementPolicy
 from serve_app.router.run import RunSettings
 from serve_app.tenants.keys import DEFAULT_PEPPER
+from serve_app.tenants.published import DEFAULT_FILE
 
 
 def known_dialect(name: str) -> str:
@@ -86,6 +88,8 @@ class RouterArgs(BaseModel):
     pepper: file with the secret under which digests of keys are made, unless SERVE_APP_PEPPER holds it; it is made
             with the store
     ledger_days: for so many days the ledger keeps a row of each request; sums by day stay for ever
+    adapters_file: keeps what adapters were published if there is no store; it is beside where the cluster was started,
+            and all routers have to be on that machine
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)  # a store may have a password
@@ -93,6 +97,7 @@ class RouterArgs(BaseModel):
     store: Annotated[str, Field(min_length=1), AfterValidator(known_store)] | None = None
     pepper: Annotated[str, Field(min_length=1)] = DEFAULT_PEPPER
     ledger_days: PositiveInt = 90
+    adapters_file: Annotated[str, Field(min_length=1)] = DEFAULT_FILE
 
 
 class LimitSettings(BaseModel, WireLimits, frozen=True, extra="forbid"):
@@ -119,6 +124,10 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
 
     aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
     dialect:        of requests that name none, to models that have none of their own
+    placement:      which replica gets a prompt: `warm` is where it costs least, prefixes and adapters that are there
+                    considered; `least_work` has the fewest sequences for its size; `power_of_two` is the better one of
+                    two random replicas by that measure; `random` is any
+    adapter_roots:  folders below which adapters may be published, besides `adapters` of each model
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
     auth:           `keys` asks every request for a key, except for /health, / and the console's files; `none` asks
                     nobody, on a loopback host only; null is `keys` if args has a store, else `none`
@@ -133,7 +142,9 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
 
     aliases: dict[str, str] = Field(default_factory=dict)
     dialect: DialectName = UNION.name
+    placement: PlacementPolicy = "warm"
     cors_origins: tuple[Origin, ...] = ()
+    adapter_roots: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     accept_any_model: bool = True
     auth: Literal["none", "keys"] | None = None
     auth_grace_s: PositiveFloat = 300.0

@@ -11,12 +11,14 @@ from typing import Any, Protocol, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.core.adapters import AdapterSet
 from serve_app.core.backend import NOTHING, Backend
-from serve_app.core.cards import ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.log_context import log_context
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.deployments.autoscaling import Work
 from serve_app.deployments.loading import exempt_what_is_loaded, resting
 from serve_app.deployments.transport import pack
 
@@ -28,6 +30,21 @@ class Service(Backend, Protocol):
 
     def start(self) -> None:
         """Begin to work on the running event loop."""
+        ...
+
+    @property
+    def card(self) -> ReplicaCard:
+        """Return what the replica says of its model and its load."""
+        ...
+
+    @property
+    def num_open(self) -> int:
+        """Return the number of sequences that have not ended."""
+        ...
+
+    @property
+    def wait_s(self) -> float:
+        """Return how long requests wait here for their first token."""
         ...
 
     async def warm(self) -> None:
@@ -84,12 +101,15 @@ class Model:
     """
 
     async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
-        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        self._replica_id = context.replica_id.unique_id
         with resting():
             self._service = await _in_a_thread_that_ends(load, self._replica_id)
         exempt_what_is_loaded()
         self._service.start()
-        self._warming = asyncio.create_task(self._warm())  # beside the first requests, which it would only hold up
+        self._warming = asyncio.create_task(self._warm())
+        if context.rank.rank > 0:  # others take requests meanwhile; the first replica's own would only be held up
+            await self._warming
 
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         """Broadcast by routers to all replicas, so it names none."""
@@ -130,9 +150,27 @@ class Model:
         self._refuse_strays(replica_id)
         return await answer_or_refusal(self._service.detokenize(token_ids))
 
+    async def stage_adapter(self, replica_id: str, name: str, path: str, version: str) -> AdapterCard | ServeError:
+        self._refuse_strays(replica_id)
+        return await answer_or_refusal(self._service.stage_adapter(name, path, version))
+
+    async def apply_adapters(self, replica_id: str, published: AdapterSet) -> ModelCard | ServeError:
+        self._refuse_strays(replica_id)
+        return await answer_or_refusal(self._service.apply_adapters(published))
+
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""
         self._service.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where it scales the model: what the policy decides by."""
+        card, num_open = self._service.card, self._service.num_open
+        num_blocks = max(1, card.load.num_blocks)
+        return Work(
+            sequences=num_open / max(1, card.model.max_num_sequences),
+            kv_cache=1 - card.load.num_free_blocks / num_blocks if card.load.num_blocks else 0.0,
+            wait_s=self._service.wait_s,
+        )._asdict()
 
     async def __del__(self) -> None:
         """Awaited by Serve once the replica has drained, or after its constructor failed."""

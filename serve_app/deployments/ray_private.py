@@ -41,6 +41,16 @@ def http_host() -> str | None:
     return host
 
 
+def may_sleep(application: str, deployment: str) -> bool:
+    """Return whether Serve may scale a deployment to zero. Asks the controller, and blocks.
+
+    The public `serve.status` tells no settings.
+    """
+    info, _ = _get_global_client().get_deployment_info(deployment, application)
+    scaling = info.deployment_config.autoscaling_config
+    return scaling is not None and bool(scaling.min_replicas == 0)
+
+
 def application_overviews() -> list[Any]:
     """Return Serve's `StatusOverview` of every application. Asks the controller, and blocks meanwhile.
 

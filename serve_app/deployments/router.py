@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -34,9 +36,12 @@ from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
+from serve_app.router.publishing import FileSource, Publishing
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
+from serve_app.router.waking import Waker
+from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
 
 GC_THRESHOLD = (50_000, 20, 50)
 """For a crowd's open requests: Python's own threshold has the router look through all of them for seconds on end."""
@@ -56,12 +61,15 @@ class HotApp:
 class RouterReplica:
     """One replica of the router, as Serve holds it. Stateless but for what it is told of models again and again.
 
-    accounts: where tenants and keys are kept; None where there is no such deployment
+    accounts: where tenants, keys and published adapters are kept; None where there is no such deployment
+    adapters_file: where published adapters are kept then
     """
 
     user_config_schema: ClassVar[type[BaseModel]] = RouterSettings
 
-    async def __init__(self, accounts: DeploymentHandle[Any] | None = None) -> None:  # type: ignore[misc]  # Serve awaits
+    async def __init__(  # type: ignore[misc]  # Serve awaits constructors
+        self, accounts: DeploymentHandle[Any] | None = None, adapters_file: str = DEFAULT_FILE
+    ) -> None:
         log_as_configured()
         gc.set_threshold(*GC_THRESHOLD)
         defaults = RouterSettings()
@@ -72,18 +80,25 @@ class RouterReplica:
         self._replays = Replays()
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
-        self._accounts = None
+        self._accounts: AccountsClient | None = None
+        source: AccountsClient | FileSource = FileSource(
+            PublishedFile(Path(adapters_file)), on_look=self._bring_adapters
+        )
         if accounts is not None:
-            kept, on_look = self._replays.kept, self._admission.end_keys
-            self._accounts = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
+            kept, on_look = self._replays.kept, self._note_look
+            source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
+            self._accounts = source
+        self._publishing = Publishing(self._fleet, source)
         self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
+        cluster = ServeCluster(context.app_name)
+        self._waker = Waker(self._fleet, cluster.wake)
         self._hot_app = HotApp(self._app_for(defaults))
-        discovery = Discovery(ServeCluster(context.app_name), self._fleet, router_id, on_deleted=self._stop)
+        discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
-        self._hearing = None if self._accounts is None else begin(self._accounts.run(), context=Context())
+        self._hearing = begin(source.run(), context=Context())
         self._writing = (
             ()
             if self._accounting is None
@@ -100,6 +115,8 @@ class RouterReplica:
         """Take over new settings; requests that run keep theirs."""
         settings = RouterSettings.model_validate(user_config)
         self._fleet.rename(settings.aliases)
+        self._fleet.placement.policy = settings.placement
+        self._publishing.roots = settings.adapter_roots
         self._admission.settings = settings
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)
@@ -122,16 +139,15 @@ class RouterReplica:
         """Called by Serve; three failures in a row and the replica is replaced."""
         if self._discovery.done():
             raise RuntimeError("the router no longer looks for models")
-        if self._hearing is not None and self._hearing.done():
-            raise RuntimeError("the router no longer hears of tenants")
+        if self._hearing.done():
+            raise RuntimeError("the router no longer hears of tenants and adapters")
 
     async def __del__(self) -> None:
         """Awaited by Serve once the replica has drained."""
         discovery: asyncio.Task[None] | None = getattr(self, "_discovery", None)
         if discovery is not None:
             discovery.cancel()
-            if self._hearing is not None:
-                self._hearing.cancel()
+            self._hearing.cancel()
             self._stop()
             await self._fleet.close()
             await asyncio.to_thread(self._tracing.close)
@@ -143,6 +159,13 @@ class RouterReplica:
 
     def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
         return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts), accounts)
+
+    def _note_look(self, is_good: Callable[[str], bool]) -> None:
+        self._admission.end_keys(is_good)
+        self._bring_adapters()
+
+    def _bring_adapters(self) -> None:
+        self._publishing.refresh()
 
     def _stop(self) -> None:
         """Tell every client that is still here, before the connections are closed."""
@@ -156,7 +179,7 @@ class RouterReplica:
         )
         asks_for_keys = settings.asks_for_keys(has_accounts=self._accounts is not None)
         accounting = self._accounting if asks_for_keys else None
-        router = Router(self._fleet, config, admission=self._admission, accounting=accounting)
+        router = Router(self._fleet, config, admission=self._admission, accounting=accounting, waker=self._waker)
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does
@@ -169,6 +192,7 @@ class RouterReplica:
             door=door_for(settings, self._accounts, self._host),
             replays=self._replays,
             book=self._accounts if asks_for_keys else None,
+            publishing=self._publishing,
         )
 
 

@@ -13,7 +13,7 @@ from ray.serve.schema import ApplicationStatus
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.deployments.ray_private import application_overviews
+from serve_app.deployments.ray_private import application_overviews, may_sleep
 from serve_app.deployments.transport import RayBackend, by_value
 from serve_app.router.discovery import Deployed, Sighting
 
@@ -34,6 +34,7 @@ class ServeCluster:
     def __init__(self, own_application: str) -> None:
         self._own_application = own_application
         self._handles: dict[str, DeploymentHandle[Any]] = {}
+        self._running: set[str] = set()
         self._is_deleted = False
 
     @property
@@ -49,6 +50,7 @@ class ServeCluster:
             for name, overview in overviews.items()
             if name != self._own_application and _may_have_a_model(overview)
         }
+        self._running = {name for name in found if overviews[name].app_status.status is ApplicationStatus.RUNNING}
         self._handles = {name: handle for name, handle in self._handles.items() if name in found}
         return found
 
@@ -60,9 +62,19 @@ class ServeCluster:
         try:
             results = await answers.results_async(timeout_s=GREETING_TIMEOUT_S, return_exceptions=True)
         except DeploymentUnavailableError:
-            return Sighting(cards=(), is_complete=True)
+            is_asleep = application in self._running and await asyncio.to_thread(
+                may_sleep, application, MODEL_DEPLOYMENT
+            )
+            return Sighting(cards=(), is_complete=True, is_asleep=is_asleep)
         cards = tuple(result for result in results if isinstance(result, ReplicaCard))
         return Sighting(cards=cards, is_complete=len(cards) == len(results))
+
+    async def wake(self, application: str) -> None:
+        """Have Serve start a replica of a model that was scaled to zero; return once one has answered.
+
+        The call is not pinned: Serve scales from zero by the calls that wait in a handle.
+        """
+        await self._handles[application].options(method_name="hello").remote(f"wake-{self._own_application}")
 
     def backend(self, application: str, replica_id: str) -> Backend:
         return RayBackend(self._handles[application], replica_id)

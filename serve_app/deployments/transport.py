@@ -14,8 +14,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from serve_app.core.adapters import AdapterSet
 from serve_app.core.backend import NOTHING, may_take_long
-from serve_app.core.cards import ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError, Unavailable
 from serve_app.core.ledger import Spent
@@ -51,6 +52,8 @@ class RayBackend:
         self._resume = pinned.options(method_name="resume")
         self._tokenize = pinned.options(method_name="tokenize")
         self._detokenize = pinned.options(method_name="detokenize")
+        self._stage_adapter = pinned.options(method_name="stage_adapter")
+        self._apply_adapters = pinned.options(method_name="apply_adapters")
 
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         card: ReplicaCard = await self._call(self._hello, router_id, dict(heard))
@@ -86,6 +89,16 @@ class RayBackend:
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         text: str = await self._call(self._detokenize, self._replica_id, tuple(token_ids))
         return text
+
+    async def stage_adapter(self, name: str, path: str, version: str) -> AdapterCard:
+        arguments = (self._replica_id, name, path, version)
+        staged: AdapterCard = await self._call(self._stage_adapter, *arguments, timeout_s=PATIENT_TIMEOUT_S)
+        return staged
+
+    async def apply_adapters(self, published: AdapterSet) -> ModelCard:
+        arguments = (self._replica_id, published)
+        card: ModelCard = await self._call(self._apply_adapters, *arguments, timeout_s=PATIENT_TIMEOUT_S)
+        return card
 
     async def _call(self, method: DeploymentHandle[Any], *arguments: object, timeout_s: float | None = None) -> Any:
         limit_s = self._timeout_s if timeout_s is None else timeout_s

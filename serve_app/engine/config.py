@@ -41,6 +41,10 @@ class EngineConfig:
                        "auto" is on cuda, if the model is not sharded
     block_size:        positions per KV block, the unit of accounting and of prefix hits
     max_adapters:      adapters resident at once
+    adapter_bytes:     budget of resident adapters, of all shards. An adapter takes inputs + outputs of each linear that
+                       it changes, times its rank, rounded up to a power of two. "auto" is `max_adapters` times the
+                       largest adapter at start, or, if that is more, as many of rank 64 on all linears, for which an
+                       eighth of the free memory is the most
     max_waiting:       sequences queued beyond those running; the engine refuses more
     threads:           torch threads; None is one per CPU of the process, divided among its shards
     niceness:          of the threads that compute steps on CPUs, so that proxies and routers on the machine go first
@@ -100,6 +104,7 @@ class EngineConfig:
     run_ahead: Literal["auto", "none"] = "auto"
     block_size: PositiveInt = 16
     max_adapters: Count = 16
+    adapter_bytes: PositiveInt | Literal["auto"] = "auto"
     max_waiting: Count = 1024
     threads: PositiveInt | None = None
     niceness: Annotated[int, Ge(0), Le(19)] = 5

@@ -20,7 +20,7 @@ from typing import Self
 
 import torch
 
-from serve_app.core.cards import EVERYTHING, AdapterCard, AdapterRecord, ModelCard
+from serve_app.core.cards import EVERYTHING, AdapterCard, AdapterRecord, ModelCard, Residency
 from serve_app.core.delta import Delta
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import News, UsageReport
@@ -32,7 +32,8 @@ from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.memory import Leftovers, give_back_freed_memory, settle_memory
 from serve_app.engine.decoder.record import RecordBounds, record_card
 from serve_app.engine.engine import Engine
-from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.lora.matching import Matcher
+from serve_app.engine.lora.staging import Staging, bind_found, cards_that_fit
 from serve_app.engine.sampling.output import PERIOD_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.encoder import image_card, make_encoder
@@ -118,9 +119,9 @@ class Driver:
         """Let paused requests go on."""
         self._post(request_ids, self._open.resume, self._engine.resume)
 
-    def nudge(self) -> None:
-        """Let the engine look again at once whether it can go on."""
-        self._post(frozenset())
+    def nudge(self, *commands: Command) -> None:
+        """Let the engine look again at once whether it can go on, after commands that its thread carries out first."""
+        self._post(frozenset(), *commands)
 
     def check(self) -> None:
         """Raise EngineFailed as `check_engine`, or if the engine is too long in one step."""
@@ -366,10 +367,11 @@ class ReplicaEngine(Driver):
     core: belongs to the driver's thread once started; any thread may read its load and its counters
     """
 
-    def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = ()) -> None:
+    def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = (), matcher: Matcher | None = None) -> None:
         config, model = core.config, core.model
         super().__init__(core, niceness=core.niceness)
         self.core, self.config, self.eos_token_ids = core, config, model.eos_token_ids
+        self.adapters = Staging(core, lambda run: self.nudge(lambda _: run()), matcher)
         self.images = make_encoder(model, config)
         self.card = ModelCard(
             name=config.name,
@@ -388,6 +390,7 @@ class ReplicaEngine(Driver):
         )
         self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
         self._wakefulness = Wakefulness()
+        self.news: Callable[[int], News] = core.news
 
     @classmethod
     def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
@@ -400,16 +403,18 @@ class ReplicaEngine(Driver):
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         model, tokenizer = load_with_tokenizer(config)
-        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, sees=model.tower is not None)
+        bound, cards, matcher = bind_found(adapters, model)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
-        return cls(Engine(config, model, tokenizer, bound, loader=loader), cards), tokenizer
+        core = Engine(config, model, tokenizer, bound, loader=loader)
+        return cls(core, cards_that_fit(core, cards), matcher), tokenizer
 
     @property
     def usage(self) -> UsageReport:
         return self.core.usage
 
-    def news(self, since: int) -> News:
-        return self.core.news(since)
+    @property
+    def residency(self) -> Residency:
+        return self.core.residency
 
     def start(self, deliver: Deliver) -> None:
         self.core.on_staged = self.nudge
@@ -420,8 +425,7 @@ class ReplicaEngine(Driver):
     def warm(self) -> None:
         self.core.model.downcast.start()
 
-    def give_back_memory(self) -> None:
-        give_back_freed_memory()
+    give_back_memory = staticmethod(give_back_freed_memory)
 
     def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
         request, token_ids = prepared.request, prepared.token_ids
@@ -448,6 +452,7 @@ class ReplicaEngine(Driver):
         ]
 
     def close(self) -> None:
+        self.adapters.close()
         if self._thread.ident is not None:
             super().close()
             self.core.close()

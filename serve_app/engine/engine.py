@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Items
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from contextlib import nullcontext
+from dataclasses import replace
 
+from serve_app.core.cards import Residency
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.ledger import News, UsageReport
@@ -16,8 +19,11 @@ from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.memory import host_copy_for
 from serve_app.engine.decoder.runner import AsyncSteps, Recorder, Runner, record_on_gpus
 from serve_app.engine.kv.store import make_store
-from serve_app.engine.lora.adapter import Adapter
+from serve_app.engine.lora.adapter import Adapter, LowRank
+from serve_app.engine.lora.pool import AdapterBank
+from serve_app.engine.lora.probe import probe_slot
 from serve_app.engine.lora.slots import Slots
+from serve_app.engine.lora.trials import Trials, Weights
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import Sampler
@@ -29,6 +35,7 @@ from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 from serve_app.engine.speculation.verification import Verifier
 from serve_app.engine.tensor_parallel.adapters import make_bank
+from serve_app.engine.tensor_parallel.workers import TryAdapter
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -66,7 +73,7 @@ class Engine:
         self.on_staged: Callable[[], None] = lambda: None
         self._slots = Slots(
             self._bank.num_slots, self._bank.stage, vacate=self._bank.vacate, executor=loader,
-            on_staged=lambda: self.on_staged(),
+            on_staged=lambda: self.on_staged(), fits=self._bank.fits,
         )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._accounts = Accounts()
@@ -83,10 +90,12 @@ class Engine:
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         sampler = Sampler(model.eos_token_ids, land=host_copy_for(model.device))
         self._verifier = Verifier(self._masks, sampler, self._output)
+        self._recorder = Recorder(model.module)
         self._steps = AsyncSteps(
-            self._scheduler, self._masks, Recorder(model.module), self._runner, self._verifier,
+            self._scheduler, self._masks, self._recorder, self._runner, self._verifier,
             runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.workers is None,
         )  # fmt: skip
+        self._trials = Trials(self._slots, self._probe)
         self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
         self.num_steps = self.num_failed_steps = self._num_told = 0
@@ -99,7 +108,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work or bool(self._unsampled) or self._steps.is_ahead
+        return self._scheduler.has_work or bool(self._unsampled or self._trials) or self._steps.is_ahead
 
     @property
     def load(self) -> Load:
@@ -125,6 +134,13 @@ class Engine:
         """Return what was computed for each flow, and where the time went; may be read by any thread."""
         return self._accounts.report(gap=self._policy.gap)
 
+    @property
+    def residency(self) -> Residency:
+        """Which adapter versions are in slots; may be read by any thread."""
+        bank, slots = self._bank, self._slots
+        known = replace(slots.residency, num_loads=slots.num_loads, num_hits=slots.num_hits)
+        return replace(known, num_bytes=bank.num_bytes, max_bytes=bank.max_bytes or 0)
+
     def news(self, since: int) -> News:
         """Return what was spent since a listener heard the last news; may be asked by any thread."""
         return self._accounts.news(since, most=MAX_TOLD)
@@ -140,6 +156,37 @@ class Engine:
             self._unsampled.append(first)
         else:
             self._scheduler.waiting.push(first)
+
+    @property
+    def bank(self) -> AdapterBank:
+        """The adapters; any thread may read files with it and ask for sizes."""
+        return self._bank
+
+    def admit(self, adapter: Adapter) -> None:
+        """Make one more adapter known, of whatever rank and modules; what is computed goes on with the next step."""
+        if self._bank.admit(adapter):
+            self._runner.renew()
+            self._recorder.renew()
+
+    def try_adapter(self, version: str, weights: dict[str, LowRank], done: Future[None]) -> None:
+        """Bring a known adapter into a slot beside the steps, and compute a few tokens with it between two of them.
+
+        weights: as they were just read;  done: fails as `Trials` says
+        """
+        if version not in self._slots.residency.versions:
+            self._bank.offer(version, weights)
+        self._trials.begin(version, self._bank.own_part(weights), done)
+
+    def keep_adapters(self, versions: frozenset[str]) -> None:
+        """Let these give way last, and no others: their files were overwritten."""
+        self._slots.kept = versions
+
+    def drop_adapters(self, versions: frozenset[str]) -> frozenset[str]:
+        """Forget adapters that no sequence uses; return those of them that are gone."""
+        gone = frozenset(version for version in versions if self._slots.evict(version))
+        for version in gone:
+            self._bank.drop(version)
+        return gone
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End all sequences of these requests and free what they hold; those unknown are left alone."""
@@ -193,7 +240,7 @@ class Engine:
 
     def check_integrity(self) -> None:
         """Assert that places, blocks and pins are conserved."""
-        self._scheduler.check_integrity()
+        self._scheduler.check_integrity(self._trials.pinned)
 
     def check(self) -> None:
         """Raise EngineFailed where a process is gone that steps need; may be asked by any thread."""
@@ -203,6 +250,7 @@ class Engine:
     def close(self) -> None:
         """Give the model its own modules and attention back, and end the processes that computed it with this one."""
         self.model.downcast.stop()
+        self._trials.close()
         self._runner.close()
         self._bank.unwrap()
         self._masks.close()
@@ -213,6 +261,9 @@ class Engine:
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one batch; what it gives is added to `deltas` as it comes."""
+        if self._trials:
+            self._slots.poll()
+            self._trials.advance()
         since_ns, work_started = self._accounts.now_ns(), self._work_clock()
         step = self._steps.take_launched()
         if step is None:
@@ -241,6 +292,12 @@ class Engine:
             error = AdapterUnusable.refusing("model", must="name an adapter that can be used", found=found)
             deltas += self._lose([sequence], error)
         return batch
+
+    def _probe(self, slot: int, weights: Weights) -> str | None:
+        """Compute a few tokens with an adapter, in all shards; return the reason to refuse it."""
+        model, workers = self.model, self.model.workers
+        with workers.together(TryAdapter(slot=slot)) if workers else nullcontext(), self._runner.by_itself():
+            return probe_slot(model.module, self._bank, slot, weights, shard=model.shard)
 
     def _learn(self, batch: Batch, work_s: float) -> None:
         """Learn what steps take; from those with guesses the prompts' pace learns nothing."""

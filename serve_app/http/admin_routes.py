@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from serve_app.api.error_text import shown
 from serve_app.api.parse import read_json_object
-from serve_app.api.paths import SERVICES, AdminPath
+from serve_app.api.paths import OF_ADAPTERS, SERVICES, AdminPath
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import as_csv
 from serve_app.http.exchange import body_of
@@ -34,7 +34,7 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
     async def answer(request: Request) -> Response:
         path: AdminPath = AdminPath(request.scope["route"].path)
         service = SERVICES[path, "GET" if request.method == "HEAD" else request.method]
-        asked = _asked(request, service.query)
+        asked = query_of(request, service.query)
         form = asked.pop("format", "json")
         if form not in FORMATS:
             raise InvalidRequest.refusing("format", must=f"be one of {', '.join(FORMATS)}", found=shown(form))
@@ -53,7 +53,11 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
             return Response(written, headers={**HEADERS, "content-type": CONTENT_TYPE})
         return JSONResponse(found, headers=HEADERS)
 
-    return [Route(path, answer, methods=[method for each, method in SERVICES if each is path]) for path in AdminPath]
+    return [
+        Route(path, answer, methods=[method for each, method in SERVICES if each is path])
+        for path in AdminPath
+        if path not in OF_ADAPTERS
+    ]
 
 
 def _report(found: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str, object]]]:
@@ -63,7 +67,7 @@ def _report(found: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str,
     return columns, data
 
 
-def _asked(request: Request, known: tuple[str, ...]) -> dict[str, object]:
+def query_of(request: Request, known: tuple[str, ...]) -> dict[str, object]:
     """Return the members of the query, numbers as numbers."""
     asked: dict[str, object] = {}
     for name, value in request.query_params.items():

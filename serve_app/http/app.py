@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
+from serve_app.http.adapter_routes import adapter_routes
 from serve_app.http.admin_routes import admin_routes
 from serve_app.http.completions import Completions
 from serve_app.http.exchange import ClientGone, raise_as_ours, route
@@ -25,6 +26,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES, Style
 from serve_app.router.idempotency import ClaimBook, Replays
 from serve_app.router.inquiries import Inquiries
+from serve_app.router.publishing import Publishing
 from serve_app.router.router import Router
 
 
@@ -36,6 +38,7 @@ def build_app(
     door: Door = OPEN_DOOR,
     replays: Replays | None = None,
     book: ClaimBook | None = None,
+    publishing: Publishing | None = None,
 ) -> Starlette:
     """Return the whole service over HTTP, for any ASGI server.
 
@@ -43,14 +46,17 @@ def build_app(
     door:    who is let in
     replays: answers under an Idempotency-Key; None ignores those
     book:    in which several routers agree who answers under one
+    publishing: of adapters; None publishes them for as long as the process lives
     """
     settings = settings or HttpSettings()
     metrics = metrics or Metrics(router.fleet, admission=router.admission)
     live = Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
+    publishing = publishing or Publishing(router.fleet)
 
     def routes_for(tenant: Tenant) -> ASGIApp:
         seen = router.seen_by(tenant)
-        found = routes(seen, settings.for_tenant(tenant), metrics, door, replays=replays, live=live, book=book)
+        own = settings.for_tenant(tenant)
+        found = routes(seen, own, metrics, door, replays=replays, live=live, book=book, publishing=publishing)
         return Routes(found, redirect_slashes=False)
 
     app = Starlette(
@@ -71,9 +77,11 @@ def routes(
     replays: Replays | None = None,
     live: Live | None = None,
     book: ClaimBook | None = None,
+    publishing: Publishing | None = None,
 ) -> list[Route]:
     """Return every route, as it answers a tenant that sees this router."""
     live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
+    publishing = publishing or Publishing(router.fleet)
     inquiries = Inquiries(router.view)
 
     def completions(style: Style) -> ASGIApp:
@@ -94,6 +102,7 @@ def routes(
         *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
+        *adapter_routes(publishing, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
         *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
         route(Path.METRICS, metrics.answer),

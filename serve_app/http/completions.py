@@ -11,6 +11,7 @@ import time
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import Dialect
 from serve_app.api.error_text import shown
 from serve_app.api.paths import path_of
@@ -111,17 +112,20 @@ class Completions:
             exchange.dialect = dialect_asked(headers) or self._style.dialect_of(model)
             return exchange.dialect
 
+        def open_run() -> tuple[CompletionRequest, Run]:
+            story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            request = story.request = self._router.settled(story.request)
+            return request, self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
+
         try:
             assert story.ticket is not None, "it was let in"
             await story.ticket.turn()
-            story.request = self._style.parse(body, self._settings.limits, choose_dialect)
-            request = story.request = self._router.settled(story.request)
+            limit_s = time_limit_of(headers)
+            request, opened = await self._router.once_awake(open_run, story.ticket, limit_s=limit_s)
             exchange.tell = lambda: [
                 *response_headers(request, None if story.run is None else story.run.stats.usage),
                 *rate_headers(self._router.rates),
             ]
-            limit_s = time_limit_of(headers)
-            opened = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
             await opened.in_turn(story.ticket.turn())
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             self._router.check_lengths(opened)

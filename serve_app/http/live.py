@@ -76,6 +76,7 @@ class Live:
                 for model, (inside, places) in admission.sequences.items()
             ],
             loading=list(self._fleet.loading),
+            asleep=list(self._fleet.asleep),
             replicas=[replica_state(card, load) for card, load in self._fleet.replicas],
         )
 

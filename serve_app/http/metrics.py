@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.paths import path_of
+from serve_app.core.cards import Residency
 from serve_app.core.delta import Load
 from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
@@ -49,6 +50,17 @@ TOTALS: dict[str, tuple[str, Callable[[Load], float]]] = {
     "prefix_hit_tokens": ("Tokens whose prefix was cached.", lambda load: load.num_prefix_hit_tokens),
     "drafted_tokens": ("Guessed tokens that were computed.", lambda load: load.num_drafted_tokens),
     "accepted_tokens": ("Guessed tokens that were drawn.", lambda load: load.num_accepted_tokens),
+}
+RESIDENCIES: dict[str, tuple[str, Callable[[Residency], float]]] = {
+    "adapters_resident": ("Adapters in slots.", lambda found: len(found.versions)),
+    "adapter_slots": ("Slots for adapters.", lambda found: found.num_slots),
+    "adapter_bytes": ("Memory of adapters.", lambda found: found.num_bytes),
+    "adapter_budget_bytes": ("Memory that resident adapters may take.", lambda found: found.max_bytes),
+    "adapter_load_seconds": ("Mean time to bring an adapter into a slot.", lambda found: found.load_s),
+}
+RESIDENCY_TOTALS: dict[str, tuple[str, Callable[[Residency], float]]] = {
+    "adapter_loads": ("Adapters brought into a slot.", lambda found: found.num_loads),
+    "adapter_hits": ("Sequences that found their adapter in a slot.", lambda found: found.num_hits),
 }
 FLOW_TOTALS: dict[str, tuple[str, Callable[[FlowUsage], float]]] = {
     "seconds": ("Time of engine steps, divided by the rows of each flow.", lambda usage: usage.engine_ns / 1e9),
@@ -96,6 +108,7 @@ class Metrics:
         )
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(Series(router_id, partial(replica_loads, fleet)))
+        self._registry.register(Series(router_id, partial(residencies, fleet)))
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
@@ -198,6 +211,14 @@ def replica_loads(fleet: Fleet) -> Iterator[Family]:
     for name, (text, value_of) in TOTALS.items():
         samples = ((of, value_of(load)) for of, load in replicas)
         yield Family(f"replica_{name}", text, samples, REPLICA, is_total=True)
+
+
+def residencies(fleet: Fleet) -> Iterator[Family]:
+    """Yield what the replicas that a router sees now hold of adapters."""
+    found = [((card.model.name, card.replica_id), card.residency) for card, _ in fleet.replicas]
+    for is_total, table in ((False, RESIDENCIES), (True, RESIDENCY_TOTALS)):
+        for name, (text, value_of) in table.items():
+            yield Family(f"replica_{name}", text, [(of, value_of(each)) for of, each in found], REPLICA, is_total)
 
 
 def flow_usages(fleet: Fleet) -> Iterator[Family]:

@@ -30,17 +30,19 @@ def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, ma
 
     async def tokenize(request: Request) -> Response:
         call = parse_tokenize(await body_of(request, max_bytes=max_body_bytes), limits)
-        card = inquiries.card(call.model)
+        card = await router.once_awake(lambda: inquiries.card(call.model))
         found = await inquiries.tokenize(call.model, call.request_to(card))
         return JSONResponse(call.answer(found, max_model_len=card.max_model_len))
 
     async def apply_template(request: Request) -> Response:
         call = parse_apply_template(await body_of(request, max_bytes=max_body_bytes), limits)
-        found = await inquiries.tokenize(call.model, call.request_to(inquiries.card(call.model)))
+        card = await router.once_awake(lambda: inquiries.card(call.model))
+        found = await inquiries.tokenize(call.model, call.request_to(card))
         return JSONResponse({"prompt": found.text})
 
     async def detokenize(request: Request) -> Response:
         model, token_ids = parse_detokenize(await body_of(request, max_bytes=max_body_bytes), limits)
+        await router.once_awake(lambda: inquiries.card(model))
         return JSONResponse(detokenized(await inquiries.detokenize(model, token_ids)))
 
     async def props(request: Request) -> Response:
@@ -102,7 +104,8 @@ def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, m
 
     async def explain(request: Request) -> Response:
         members = read_json_object(await body_of(request, max_bytes=max_body_bytes), max_depth=limits.max_depth)
-        dialect = dialect_asked(request.headers) or router.dialect_of(members.get("model"))
+        spoken = await router.once_awake(lambda: router.dialect_of(members.get("model")))
+        dialect = dialect_asked(request.headers) or spoken
         kind: Body[Any] = COMPLETION if members.get("messages") is None else CHAT
         asked = read_request(kind, members, limits, dialect=dialect)
         parts = await explainer.explain(asked)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from serve_app.constraints.vocabulary import Matcher
-from serve_app.core.cards import ModelCard
+from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard, Residency
 from serve_app.core.delta import Delta, Load
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.request import GenerationRequest
@@ -113,10 +114,35 @@ class PreparedRequest:
     prediction: tuple[int, ...] = ()
 
 
+class Adapters(Protocol):
+    """Takes adapters in while the engine computes. Futures are of threads of the engine's."""
+
+    def stage(self, record: AdapterRecord) -> Future[AdapterCard]:
+        """Bring an adapter into memory and try it. Fails with AdapterUnusable, or Overloaded while there is no room."""
+        ...
+
+    def bind(self, record: AdapterRecord) -> Future[AdapterCard]:
+        """Make an adapter known that was tried before; it is read when it is used. Fails with AdapterUnusable."""
+        ...
+
+    def is_resident(self, version: str) -> bool:
+        """Return whether an adapter is in memory."""
+        ...
+
+    def keep(self, versions: frozenset[str]) -> None:
+        """Let these leave memory last, and no others: their files were overwritten."""
+        ...
+
+    def drop(self, versions: frozenset[str]) -> Future[frozenset[str]]:
+        """Forget adapters but for those in use; the future gives those that are gone."""
+        ...
+
+
 class Engine(Protocol):
     """One loaded model with its adapters. The replica calls it from its event loop, unless said otherwise.
 
     card:   what it says of the model, its adapters and its own capabilities
+    adapters: takes more of them in
     images: the image encoder of a model that takes images, else None
     eos_token_ids: tokens that end a text
     """
@@ -125,6 +151,8 @@ class Engine(Protocol):
     def config(self) -> Settings: ...
     @property
     def card(self) -> ModelCard: ...
+    @property
+    def adapters(self) -> Adapters: ...
     @property
     def images(self) -> ImageEncoder | None: ...
     @property
@@ -135,6 +163,11 @@ class Engine(Protocol):
     @property
     def usage(self) -> UsageReport:
         """What was computed for each flow."""
+        ...
+
+    @property
+    def residency(self) -> Residency:
+        """Which adapter versions are resident."""
         ...
 
     def news(self, since: int) -> News:
@@ -149,8 +182,8 @@ class Engine(Protocol):
         """Begin with what makes steps faster and is not needed for the first."""
         ...
 
-    def give_back_memory(self) -> None:
-        """Return memory that start-up freed to the operating system; blocks."""
+    def give_back_memory(self) -> bool:
+        """Return memory that start-up freed to the operating system; blocks. Return False if there was none."""
         ...
 
     def sequences(self, prepared: PreparedRequest) -> Any:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from serve_app.core.delta import Delta
 from serve_app.core.errors import Overloaded
+from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 
 WINDOW = 64
@@ -39,7 +40,10 @@ class Departures:
 class _OpenRequest:
     router_id: str
     client_request_id: str
+    model: ModelRef
     samples: set[int]
+    since: float
+    has_begun: bool = False
     is_paused: bool = False
 
 
@@ -54,6 +58,7 @@ class OpenRequests:
 
     def __init__(self, num_places: int, clock: Callable[[], float]) -> None:
         self._num_places = num_places
+        self._clock = clock
         self._requests: dict[str, _OpenRequest] = {}
         self._departures = Departures(clock)
 
@@ -64,6 +69,20 @@ class OpenRequests:
     def num_sequences(self) -> int:
         """Return the number of sequences that have not ended."""
         return sum(len(request.samples) for request in self._requests.values())
+
+    @property
+    def versions(self) -> frozenset[str]:
+        """Return the adapter versions that are in use."""
+        return frozenset(part.version for request in self._requests.values() for part in request.model.parts)
+
+    def wait_s(self, num_slots: int) -> float:
+        """Return since when the oldest request waits for its first token, or until all queued sequences have begun.
+
+        num_slots: of sequences that are computed together; the longer of the two is returned, in seconds
+        """
+        now, num_queued = self._clock(), self.num_sequences - num_slots
+        oldest = next((each.since for each in self._requests.values() if not each.has_begun), now)
+        return max(now - oldest, self._departures.wait_s(num_queued) if num_queued > 0 else 0.0)
 
     def check_room(self, requests: Items[GenerationRequest]) -> None:
         """Raise Overloaded if these requests do not fit, with the seconds until they should."""
@@ -79,7 +98,11 @@ class OpenRequests:
     def add(self, router_id: str, requests: Items[GenerationRequest]) -> None:
         for request in requests:
             self._requests[request.request_id] = _OpenRequest(
-                router_id=router_id, client_request_id=request.client_request_id, samples=set(range(request.n))
+                router_id=router_id,
+                client_request_id=request.client_request_id,
+                model=request.model,
+                samples=set(range(request.n)),
+                since=self._clock(),
             )
 
     def drop(self, request_ids: Iterable[str]) -> None:
@@ -126,6 +149,7 @@ class OpenRequests:
             request = self._requests.get(delta.request_id)
             if request is None:
                 continue
+            request.has_begun = True
             by_router.setdefault(request.router_id, []).append(delta)
             if delta.finish is not None or delta.error is not None:
                 self._note_end(delta, request)

@@ -18,18 +18,21 @@ from typing import Any
 
 from serve_app.constraints.compiler import Compiled, Compiler
 from serve_app.constraints.vocabulary import Vocabulary
+from serve_app.core.adapters import AdapterSet
 from serve_app.core.backend import NOTHING
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, PromptLength, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
 from serve_app.core.ledger import UsageReport
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.replica.adapters import ReadAdapter, ServedAdapters
 from serve_app.replica.delivery import Delivery, Leases, Outbox
 from serve_app.replica.engine import EncodedImage, Engine
 from serve_app.replica.preparation import Preparation, placed
 from serve_app.replica.requests import OpenRequests
 from serve_app.replica.tokenizer_pools import Tokenizations, TokenizerPools
+from serve_app.replica.told import Told
 from serve_app.templates.chat_template import ChatTemplate
 from serve_app.templates.rendering import Work
 from serve_app.text.tokenizer import TextTokenizer
@@ -44,6 +47,7 @@ class ModelService:
     card:  what the engine says of the model, with what its folder and its operator say
     clock: seconds, monotonic
     pools: the threads in which prompts are cut into tokens
+    read_adapter: reads a folder of an adapter that is published; None takes none
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class ModelService:
         replica_id: str,
         clock: Callable[[], float] = time.monotonic,
         pools: TokenizerPools | None = None,
+        read_adapter: ReadAdapter | None = None,
     ) -> None:
         config = engine.config
         self.engine = engine
@@ -72,24 +77,22 @@ class ModelService:
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.eos_token_ids), encode=tokenizer.encode_literal
         )
-        card = replace(
-            card,
-            tokenizer=tokenizer.card,
-            fills_gaps=tokenizer.markers is not None,
-            prompt_length=self._preparation.length,
-        )
+        card = described(card, tokenizer, self._preparation.length)
         self._template = template_of(card, tokenizer)
-        self._card = replace(card, tool_prompt="template") if self._template.shows_tools() else card
+        card = replace(card, tool_prompt="template") if self._template.shows_tools() else card
         max_chars = self._preparation.length.max_chars
         self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
+        self._adapters = ServedAdapters(
+            card, engine.adapters, read=read_adapter, used=lambda: self._open.versions, clock=clock
+        )
         self._delivery = Delivery(
             self._open,
             end=self._end,
             make_outbox=lambda: Outbox(config.max_outbox_deltas),
             max_outbox_bytes=config.max_outbox_bytes,
         )
-        self._leases = Leases(config.lease_s, clock)
+        self._leases, self._told = Leases(config.lease_s, clock), Told()
         self._lease_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -129,7 +132,18 @@ class ModelService:
     @property
     def card(self) -> ReplicaCard:
         told = self.usage.bounded(MAX_TOLD_FLOWS)
-        return ReplicaCard(replica_id=self._replica_id, model=self._card, load=self.engine.load, usage=told)
+        return ReplicaCard(
+            replica_id=self._replica_id,
+            model=self._card,
+            load=self.engine.load,
+            usage=told,
+            num_routers_behind=self._adapters.num_behind,
+            residency=self.engine.residency,
+        )
+
+    @property
+    def _card(self) -> ModelCard:
+        return self._adapters.card
 
     @property
     def usage(self) -> UsageReport:
@@ -141,10 +155,17 @@ class ModelService:
         """Return the number of sequences that have not ended."""
         return self._open.num_sequences
 
+    @property
+    def wait_s(self) -> float:
+        """Return how long requests wait here for their first token."""
+        return self._open.wait_s(self.engine.config.max_num_sequences)
+
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         self._leases.hear(router_id)
         self._check_engine()
-        return replace(self.card, news=self.engine.news(heard.get(self._replica_id, 0)))
+        self._adapters.tell(router_id)
+        news = self.engine.news(heard.get(self._replica_id, 0))
+        return replace(self.card, news=news, prefixes=self._told.take(router_id))
 
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames to a router. When the stream closes, its open requests are aborted."""
@@ -163,6 +184,7 @@ class ModelService:
         self._leases.hear(router_id)
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
+        self._told.note(router_id, requests)
         try:
             with self._pools.room_for(requests):
                 requests = [await self._rendered(request) for request in requests]
@@ -194,9 +216,19 @@ class ModelService:
     async def detokenize(self, token_ids: Items[int]) -> str:
         return await self._tokenizations.detokenize(token_ids)
 
+    async def stage_adapter(self, name: str, path: str, version: str) -> AdapterCard:
+        self._check_engine()
+        return await self._adapters.stage(name, path, version)
+
+    async def apply_adapters(self, published: AdapterSet) -> ModelCard:
+        self._check_engine()
+        return await self._adapters.apply(published)
+
     def detach_silent(self) -> None:
         """Detach routers whose lease has expired; runs four times in a lease."""
         for router_id in self._leases.expired():
+            self._told.forget(router_id)
+            self._adapters.told.pop(router_id, None)
             if router_id in self._delivery:
                 self._delivery.give_up(router_id, f"was not heard of for {self._leases.lease_s:.0f} s")
 
@@ -255,6 +287,12 @@ class ModelService:
         while True:
             await asyncio.sleep(self._leases.period_s)
             self.detach_silent()
+
+
+def described(card: ModelCard, tokenizer: TextTokenizer, length: PromptLength) -> ModelCard:
+    """Return the card with what the tokenizer says of itself, and the prompts that are too long."""
+    fills_gaps = tokenizer.markers is not None
+    return replace(card, tokenizer=tokenizer.card, fills_gaps=fills_gaps, prompt_length=length)
 
 
 def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:

@@ -13,11 +13,13 @@ from functools import partial
 from typing import Any, Protocol
 from uuid import uuid4
 
+from serve_app.core.adapters import AdapterSet
 from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Identity, Lease, Statement
 from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
 from serve_app.tenants.keys import KEY, KeyCache
+from serve_app.tenants.published import Change
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,17 @@ class AccountsClient:
 
     def origins(self) -> frozenset[str]:
         return self._held.origins
+
+    @property
+    def published(self) -> AdapterSet | None:
+        """Published adapters, as heard of last; None where nothing was."""
+        return self._held.published
+
+    async def change_adapters(self, change: Change) -> AdapterSet:
+        """Change what is published; what this router knows is then as new. Raises ServeError."""
+        after: AdapterSet = await self._call("change_adapters", change, timeout_s=ADMINISTRATION_TIMEOUT_S)
+        await self.look()
+        return after
 
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> Mapping[str, object]:
         """Have something administered; what this router knows is then as new as the answer. Raises ServeError."""

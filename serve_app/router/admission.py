@@ -6,8 +6,8 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -112,6 +112,16 @@ class Ticket:
         Raises what it is ended with meanwhile.
         """
         await self._admission.turn(self)
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Hold only a place among the open requests meanwhile: no replica is there yet. Wait for a turn afterwards."""
+        self._admission.rest(self)
+        try:
+            yield
+        finally:
+            self._end = _nothing_to_end
+            self._admission.count(self)
 
     def ends_by(self, end: Callable[[ServeError], None]) -> None:
         """Say how to end the request if the router stops, or its key is revoked, before it is over."""
@@ -255,6 +265,15 @@ class Admission:
         self._door.turns.leave(ticket, ticket.share.flow)
         for model in sorted(ticket.sizes):
             await self._gates[model].turns.wait(ticket, ticket.share, ticket.sizes[model])
+
+    def rest(self, ticket: Ticket) -> None:
+        """Take a ticket that has not grown out of what models count, and end its turn."""
+        self._unknown[ticket.share.flow] -= 1
+        self._door.turns.leave(ticket, ticket.share.flow)
+
+    def count(self, ticket: Ticket) -> None:
+        """Undo `rest`, but for the turn."""
+        self._unknown[ticket.share.flow] += 1
 
     def fail(self, ticket: Ticket, error: ServeError) -> None:
         """End the ticket's wait for its turn, if it waits."""

@@ -25,10 +25,12 @@ class Sighting:
     """The replicas of one application that answered.
 
     is_complete: nobody failed to answer, so a replica that is not here does not exist
+    is_asleep:   there is none, as it was scaled to zero, and a first request starts one
     """
 
     cards: tuple[ReplicaCard, ...]
     is_complete: bool
+    is_asleep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,10 @@ class Replicas(Protocol):
 
     def remove(self, replica_id: str) -> None: ...
 
+    def rest(self, model: str, *, is_asleep: bool) -> None: ...
+
+    def is_done_with(self, replica_id: str) -> bool: ...
+
     def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None: ...
 
 
@@ -94,7 +100,8 @@ class Discovery:
         self._router_id = router_id
         self._on_deleted = on_deleted
         self._known: dict[str, dict[str, Backend]] = {}
-        self._leaving: dict[str, Backend] = {}
+        self._leaving: dict[str, tuple[str, Backend]] = {}  # with the application
+        self._asleep: set[str] = set()
         self._heard: dict[str, int] = {}
         self._is_something_missing = True
 
@@ -120,14 +127,18 @@ class Discovery:
             for replica_id in list(self._known[application]):
                 self._forget(application, replica_id)
             del self._known[application]
-        await asyncio.gather(*map(self._look_at, deployed), *map(self._renew, list(self._leaving)))
+        looks = (self._look_at(application, each.model) for application, each in deployed.items())
+        await asyncio.gather(*looks, *map(self._renew, list(self._leaving)))
         self._is_something_missing = not deployed or any(
-            each.is_coming and not self._known.get(application) for application, each in deployed.items()
+            each.is_coming and application not in self._asleep and not self._known.get(application)
+            for application, each in deployed.items()
         )
 
-    async def _look_at(self, application: str) -> None:
+    async def _look_at(self, application: str, model: str) -> None:
         known = self._known.setdefault(application, {})
         sighting = await self._greet(application)
+        (self._asleep.add if sighting.is_asleep else self._asleep.discard)(application)
+        self._fleet.rest(model, is_asleep=sighting.is_asleep)
         for card in sighting.cards:
             self._meet(application, card)
         missing = known.keys() - {card.replica_id for card in sighting.cards}
@@ -165,13 +176,19 @@ class Discovery:
 
     def _forget(self, application: str, replica_id: str) -> None:
         """Use the replica no more. It may still drain, so its lease is renewed until it cannot be reached."""
-        self._leaving[replica_id] = self._known[application].pop(replica_id)
+        self._leaving[replica_id] = application, self._known[application].pop(replica_id)
         self._fleet.remove(replica_id)
 
     async def _renew(self, replica_id: str) -> None:
+        """Renew the lease, but not of an idle replica of a sleeping model: Serve would take the call for a request."""
+        application, way = self._leaving[replica_id]
+        if application in self._asleep and self._fleet.is_done_with(replica_id):
+            del self._leaving[replica_id]
+            self._heard.pop(replica_id, None)
+            return
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                card = await self._leaving[replica_id].hello(self._router_id, self._heard)
+                card = await way.hello(self._router_id, self._heard)
             self._heard[replica_id] = card.news.until
             self._fleet.hear(card)
         except (ServeError, TimeoutError):

@@ -17,15 +17,19 @@ from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
 from serve_app.router.ledger_writer import Counts
-from serve_app.router.link import ReplicaLink, Standing
+from serve_app.router.link import ReplicaLink
+from serve_app.router.placement import Placement
 from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 
 LOADING_RETRY_S = 5.0
+ASLEEP = "asleep"
+"""The fact of ModelLoading that names the model to wake."""
 NOT_READY = 'No replica of model "{}" is ready yet'
 MIXED = 'No replica has all adapters of "{}" in the versions that most replicas have'
 FAILED = 'Model "{}" could not be loaded, and its operator has to mend that'
+SLEEPS = 'Model "{}" is asleep, and a request for a completion wakes it'
 ALL_LOST = 'Every replica of model "{}" was lost'
 
 
@@ -34,6 +38,7 @@ class Fleet:
 
     version: grows with every change of its cards and aliases
     counts:  what its replicas spent, those that are gone included
+    placement: which of them gets which prompt
 
     Deployments call `put` for every replica they see, as often as they look, `remove` for those gone, and
     `expect` with the models that ought to exist.
@@ -53,12 +58,16 @@ class Fleet:
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
+        self._asleep: set[str] = set()
+        self._remembered: dict[str, ModelCard] = {}
         self._reconnected: set[str] = set()
         self._told: dict[str, list[ModelCard]] = {}
         self._cards: dict[str, ModelCard] = {}
         Catalog((), self._aliases)  # raises where the aliases contradict themselves
         self.version = 0
+        self._changed = asyncio.Event()
         self.counts = Counts()
+        self.placement = Placement()
         self._everything = self.seen_with(Rights())
 
     @property
@@ -94,7 +103,16 @@ class Fleet:
     def loading(self) -> list[str]:
         """Known models without a ready replica that may have one later."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
-        return sorted(known - set(self._cards) - self._failed)
+        return sorted(known - set(self._cards) - self._failed - set(self.asleep))
+
+    @property
+    def asleep(self) -> Mapping[str, ModelCard]:
+        """Models that were scaled to zero, by name, as they were last seen; one that was never seen has an empty card.
+
+        The first request starts a replica.
+        """
+        names = sorted((self._asleep & self._expected) - set(self._cards) - self._failed)
+        return {name: self._remembered.get(name) or _unseen(name) for name in names}
 
     @property
     def failed(self) -> list[str]:
@@ -103,8 +121,8 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether at least one model is known and each has a ready replica."""
-        return bool(self._cards) and not self.loading and not self.failed
+        """Whether at least one model is known and each has a ready replica or is asleep."""
+        return bool(self._cards or self.asleep) and not self.loading and not self.failed
 
     def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
@@ -116,6 +134,7 @@ class Fleet:
         else:
             link = self._connect(card, backend)
         self._links[card.replica_id] = link
+        self.placement.warmth.hear(card)
         self._refresh()
         return link
 
@@ -132,10 +151,21 @@ class Fleet:
         A router that stood still finds all of its leases expired when it goes on, and every replica healthy.
         """
         link = self._links.get(replica_id)
+        self.placement.warmth.forget(replica_id)
         if link is not None and link.has_ended and replica_id not in self._reconnected:
             self._reconnected.add(replica_id)
             self._links[replica_id] = self._connect(link.card, backend)
         self._refresh()
+
+    def links_of(self, base: str | None = None) -> list[ReplicaLink]:
+        """Return open links to the replicas of a base model, or to all."""
+        return [each for each in self._links.values() if each.is_open and base in (None, each.card.model.name)]
+
+    def update(self, replica_id: str, model: ModelCard) -> None:
+        """Take over what a replica says of its model between two hellos."""
+        if (link := self._links.get(replica_id)) is not None:
+            link.refresh(replace(link.card, model=model))
+            self._refresh()
 
     def hear(self, card: ReplicaCard) -> None:
         """What a replica says that it spent, also one that is left already."""
@@ -145,6 +175,7 @@ class Fleet:
         """Send nothing more to a replica. What it computes goes on, as a replica drains before it ends."""
         link = self._links.pop(replica_id, None)
         self._reconnected.discard(replica_id)
+        self.placement.warmth.forget(replica_id)
         if link is not None:
             self._retired = {i: old for i, old in self._retired.items() if old.num_outstanding}
             self._retired[replica_id] = link
@@ -154,6 +185,23 @@ class Fleet:
     def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
         """Name the base models that are deployed, ready or not, and those whose deployment has failed."""
         self._expected, self._failed = frozenset(models), frozenset(failed)
+
+    def rest(self, model: str, *, is_asleep: bool) -> None:
+        """Note whether a model without replicas was scaled to zero, and will have one with its first request."""
+        if is_asleep:
+            self._asleep.add(model)
+        else:
+            self._asleep.discard(model)
+
+    async def until_there(self, model: str) -> None:
+        """Wait until a replica of the model is ready."""
+        while model not in self._cards:
+            await self._changed.wait()
+
+    def is_done_with(self, replica_id: str) -> bool:
+        """Return whether a replica that was removed computes nothing more for this router."""
+        link = self._retired.get(replica_id)
+        return replica_id not in self._links and (link is None or not link.num_outstanding)
 
     def rename(self, aliases: Mapping[str, str]) -> None:
         """Replace all aliases. Raises CatalogError, and changes nothing, where they go in a circle."""
@@ -182,8 +230,10 @@ class Fleet:
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
         what = FAILED if name in self.failed else what
-        seconds = self._loading_retry_s
-        return ModelLoading(f"{what.format(name)}; retry in {seconds:g} s.", "model", {"retry_after_s": seconds})
+        facts: dict[str, float | str] = {"retry_after_s": self._loading_retry_s}
+        if name in self.asleep:
+            what, facts = SLEEPS, facts | {ASLEEP: name}
+        return ModelLoading(f"{what.format(name)}; retry in {self._loading_retry_s:g} s.", "model", facts)
 
     async def close(self) -> None:
         """Leave every replica."""
@@ -201,28 +251,41 @@ class Fleet:
         if told != self._told:
             self._told = told
             self._cards = {name: as_one(cards) for name, cards in told.items()}
+            self._remembered |= self._cards
             self._note_change()
 
     def _note_change(self) -> None:
         self.version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
         hidden = Catalog(self._cards.values(), self._aliases).hidden_aliases
         if hidden:
             logger.warning("aliases hidden by served names: %s", ", ".join(hidden))
 
 
+def _unseen(name: str) -> ModelCard:
+    return ModelCard(name=name, root=name, created=0, max_model_len=0, vocab_size=0)
+
+
 def as_one(cards: Sequence[ModelCard]) -> ModelCard:
     """Describe a model as its replicas have it together: as most of them say, with the adapters of all.
 
-    A name means one version: one that can be used, that most replicas have, whose weights are the newest. What is
-    still equal is decided by its text, so the order in which replicas answer decides nothing.
+    Names mean what the replicas say that have applied the newest revision. Of several versions a name means one: one
+    that can be used, that most replicas have, whose weights are the newest. What is still equal is decided by its text,
+    so the order in which replicas answer decides nothing. All other versions can be pinned.
     """
-    bare = [replace(card, adapters=()) for card in cards]
+    revision = max(card.adapters_revision for card in cards)
+    bare = [replace(card, adapters=(), staged=(), adapters_revision=revision) for card in cards]
     versions: dict[str, list[AdapterCard]] = {}
     for card in cards:
-        for adapter in card.adapters:
+        for adapter in card.adapters if card.adapters_revision == revision else ():
             versions.setdefault(adapter.name, []).append(adapter)
     adapters = tuple(max(found, key=partial(_weight, found)) for _, found in sorted(versions.items()))
-    return replace(max(bare, key=lambda card: (bare.count(card), card.created, repr(card))), adapters=adapters)
+    meant = {(each.name, each.version) for each in adapters}
+    at_hand = {(each.name, each.version): each for card in cards for each in (*card.adapters, *card.staged)}
+    staged = tuple(each for key, each in sorted(at_hand.items()) if key not in meant and each.is_usable)
+    most = max(bare, key=lambda card: (bare.count(card), card.created, repr(card)))
+    return replace(most, adapters=adapters, staged=staged)
 
 
 def _weight(found: Sequence[AdapterCard], card: AdapterCard) -> tuple[object, ...]:
@@ -232,27 +295,6 @@ def _weight(found: Sequence[AdapterCard], card: AdapterCard) -> tuple[object, ..
 
 def _serves(card: ModelCard, ref: ModelRef) -> bool:
     return card.name == ref.base and card.has(ref)
-
-
-class Placement:
-    """Gives each prompt to the replica with the least work for its size; equals take turns, also between requests."""
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def place(self, sizes: Sequence[int], standings: Sequence[Standing]) -> list[int]:
-        """Return the index of a standing for each size (sequences of one prompt), counting what was just given."""
-        work = [standing.work for standing in standings]
-        chosen: list[int] = []
-        for size in sizes:
-            best = min(
-                range(len(standings)),
-                key=lambda i: (work[i] / max(1, standings[i].capacity), (i - self._turn) % len(standings)),
-            )
-            work[best] += size
-            self._turn = best + 1
-            chosen.append(best)
-        return chosen
 
 
 MAX_NAMED = 10
@@ -290,6 +332,19 @@ class View:
         return [name for name in self._fleet.loading if self.rights.touch(name)]
 
     @property
+    def asleep(self) -> list[str]:
+        """Models that a first request wakes."""
+        return [name for name in self._fleet.asleep if self.rights.touch(name)]
+
+    @property
+    def listed(self) -> Catalog:
+        """The catalog with sleeping models in it."""
+        asleep = self._fleet.asleep
+        if not asleep:
+            return self._catalog
+        return Catalog([*self._fleet.cards.values(), *asleep.values()], self._fleet.aliases, rights=self.rights)
+
+    @property
     def failed(self) -> list[str]:
         """Models that could not be loaded."""
         return [name for name in self._fleet.failed if self.rights.touch(name)]
@@ -315,18 +370,19 @@ class View:
         replica of it is ready.
         """
         catalog = self._catalog
-        if name == ONLY_MODEL and self.bases and name not in catalog.models and name not in self.aliases:
-            if len(self.bases) > 1:
-                must = f"be one of {', '.join(sorted(self.bases)[:MAX_NAMED])}, as several models are served"
+        if name == ONLY_MODEL and name not in catalog.models and name not in self.aliases:
+            bases = sorted({*self.bases, *self.asleep})
+            if len(bases) > 1:
+                must = f"be one of {', '.join(bases[:MAX_NAMED])}, as several models are served"
                 raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
-            [name] = self.bases
+            name = bases[0] if bases else name
         try:
             return catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)
         except NotFound as error:
             missing = self._missing_base(name.strip())
             if missing is not None:
                 raise self._fleet.not_ready(missing) from None
-            known = {*self.bases, *self.loading, *self.failed}
+            known = {*self.bases, *self.loading, *self.asleep, *self.failed}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
                 return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
             raise
@@ -343,6 +399,7 @@ class View:
         aliases = self._fleet.aliases
         while name in aliases:
             name = aliases[name]
-        matches = [each for each in [*self.loading, *self.failed] if name == each or name.startswith(f"{each}:")]
+        missing = [*self.loading, *self.asleep, *self.failed]
+        matches = [each for each in missing if name == each or name.startswith(f"{each}:")]
         allowed = [each for each in matches if self.rights.allow(each, name[len(each) + 1 :] or None)]
         return max(allowed, key=len, default=None)

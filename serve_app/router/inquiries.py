@@ -33,7 +33,7 @@ class Inquiries:
         """
         if model is not None:
             return model
-        names = sorted({*self._view.bases, *self._view.loading, *self._view.failed})
+        names = sorted({*self._view.bases, *self._view.loading, *self._view.asleep, *self._view.failed})
         if not names and self._view.cards:
             raise InvalidRequest.refusing("model", must="name an adapter, as no base may be used", found="nothing")
         if not names and not self._view.rights.patterns:
@@ -68,7 +68,7 @@ class Inquiries:
 
     async def _ask(self, model: str | None, ask: Callable[[ReplicaLink], Awaitable[Result]]) -> Result:
         """The least busy replica, and the others in turn where one turns out to be lost."""
-        links = sorted(self._view.links_for(self._base(model)), key=lambda link: link.standing.work)
+        links = sorted(self._view.links_for(self._base(model)), key=lambda link: link.work)
         for link in links[:-1]:
             try:
                 return await ask(link)

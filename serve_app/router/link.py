@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TypeVar
 
 from serve_app.core.backend import Backend, may_take_long
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.delta import Delta, Frame, Load
+from serve_app.core.delta import Delta, Frame, Load, PromptReport
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.router.placement import LEARNING, Guess
 from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
@@ -25,20 +28,10 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Receive = Callable[[Delta], None]
 """Takes the deltas of a request."""
+MIN_MEASURED = 64
+"""Tokens of a prompt that tell of the pace: below it, most of the time is the way there and back."""
 Tell = Callable[[str, Sequence[str]], Awaitable[None]]
 """A call of a backend that names a router and its requests."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """How a replica stands when work is given out.
-
-    work:     sequences it has, running and waiting, those of other routers included
-    capacity: what its work is relative to; equal for equal machines
-    """
-
-    work: int
-    capacity: int = 1
 
 
 class ReplicaLink:
@@ -76,6 +69,11 @@ class ReplicaLink:
         self._reader = self._calls.spawn(self._read())
 
     @property
+    def backend(self) -> Backend:
+        """The way to the replica, for what is not a client's."""
+        return self._backend
+
+    @property
     def replica_id(self) -> str:
         return self.card.replica_id
 
@@ -110,16 +108,40 @@ class ReplicaLink:
             self._load = card.load
 
     @property
-    def standing(self) -> Standing:
-        return Standing(work=self.num_outstanding + self._num_foreign, capacity=self._load.num_blocks)
+    def num_foreign(self) -> int:
+        """Sequences there that other routers submitted, as last heard of."""
+        return self._num_foreign
 
-    def submit(self, requests: Sequence[GenerationRequest], receive: Receive) -> asyncio.Task[ServeError | None]:
+    @property
+    def work(self) -> int:
+        """Sequences it has, running and waiting, those of other routers included."""
+        return self.num_outstanding + self._num_foreign
+
+    @property
+    def capacity(self) -> int:
+        """What its work is relative to: blocks of its key/value store."""
+        return self._load.num_blocks
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of prompts submitted here that were still to be computed when last heard of."""
+        return self._registry.num_prompt_tokens
+
+    @property
+    def pace(self) -> float | None:
+        """Prompt tokens that it computes per second, as measured here; None before the first."""
+        return self._registry.pace
+
+    def submit(
+        self, requests: Sequence[GenerationRequest], receive: Receive, guesses: Sequence[Guess] = ()
+    ) -> asyncio.Task[ServeError | None]:
         """Give requests to the replica; the task ends with None, or with the error that refused them all.
 
         They are registered and counted before this returns: deltas may come before the answer does.
+        guesses: what the router expects of each prompt there
         Cancelling whoever awaits the task is safe, a later `abort` waits for it.
         """
-        self._registry.add(requests, receive)
+        self._registry.add(requests, receive, guesses)
         return self._calls.submit(requests)
 
     def abort(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
@@ -348,54 +370,82 @@ def replica_lost(reason: str) -> ReplicaLost:
 
 @dataclass(slots=True)
 class Registration:
-    """Where the deltas of a request go, what its client knows it by, and how many of its sequences have not ended."""
+    """Where the deltas of a request go, what its client knows it by, and how many of its sequences have not ended.
+
+    guess: what was expected of its prompt; num_prompt_tokens: of it, still to be computed as far as is known
+    submitted_at: by the monotonic clock, seconds; None where its deltas are gathered, and so tell no time
+    """
 
     client_request_id: str
     receive: Receive
     num_unfinished: int
+    guess: Guess | None = None
+    num_prompt_tokens: int = 0
+    submitted_at: float | None = None
 
 
 class Registry:
-    """The requests of one link. A request leaves it with its last sequence, or when it is forgotten."""
+    """The requests of one link. A request leaves it with its last sequence, or when it is forgotten.
+
+    num_prompt_tokens: of prompts of which nothing was heard
+    """
 
     def __init__(self) -> None:
         self._live: dict[str, Registration] = {}
         self._num_outstanding = 0
+        self._num_measured = self._measured_s = 0.0
+        self.num_prompt_tokens = 0
 
     @property
     def num_outstanding(self) -> int:
         """Sequences that have not ended."""
         return self._num_outstanding
 
+    @property
+    def pace(self) -> float | None:
+        """Prompt tokens per second, from the first step of a prompt to its first delta; None before the first."""
+        return self._num_measured / self._measured_s if self._measured_s else None
+
     def names_of(self, request_ids: Iterable[str] | None = None) -> list[str]:
         """What clients know these requests by, or all of them; of those that are not here nothing is known."""
         found = (self._live.get(each) for each in (self._live if request_ids is None else request_ids))
         return [each.client_request_id for each in found if each is not None]
 
-    def add(self, requests: Sequence[GenerationRequest], receive: Receive) -> None:
-        for request in requests:
+    def add(self, requests: Sequence[GenerationRequest], receive: Receive, guesses: Sequence[Guess] = ()) -> None:
+        for request, guess in zip_longest(requests, guesses):
             assert request.request_id not in self._live, f"{request.request_id} was given twice"
+            num_prompt_tokens = 0 if guess is None else int(guess.num_missing)
             self._live[request.request_id] = Registration(
-                client_request_id=request.client_request_id, receive=receive, num_unfinished=request.n
+                client_request_id=request.client_request_id,
+                receive=receive,
+                num_unfinished=request.n,
+                guess=guess,
+                num_prompt_tokens=num_prompt_tokens,
+                submitted_at=None if request.is_read_whole else time.monotonic(),
             )
             self._num_outstanding += request.n
+            self.num_prompt_tokens += num_prompt_tokens
 
     def dispatch(self, delta: Delta) -> None:
         """Bring a delta to its request; one of a request that was forgotten is dropped."""
         registration = self._live.get(delta.request_id)
         if registration is None:
             return
+        if delta.prompt is not None:
+            self._learn(registration, delta.prompt)
         if delta.finish is not None or delta.error is not None:
+            if delta.finish is not None and registration.guess is not None:
+                registration.guess.habits.learn_completion(delta.finish.num_tokens)
             registration.num_unfinished -= 1
             self._num_outstanding -= 1
             if registration.num_unfinished == 0:
-                del self._live[delta.request_id]
+                self._leave(delta.request_id)
         registration.receive(delta)
 
     def forget(self, request_ids: Sequence[str]) -> None:
         """Dispatch nothing more to these; those unknown are left alone."""
         for request_id in request_ids:
-            registration = self._live.pop(request_id, None)
+            registration = self._leave(request_id)
             if registration is not None:
                 self._num_outstanding -= registration.num_unfinished
 
@@ -410,3 +460,21 @@ class Registry:
         for request_id, receive in receivers.items():
             receive(Delta(request_id=request_id, sample=0, error=error_of()))
         return lost
+
+    def _leave(self, request_id: str) -> Registration | None:
+        registration = self._live.pop(request_id, None)
+        if registration is not None:
+            self.num_prompt_tokens -= registration.num_prompt_tokens
+        return registration
+
+    def _learn(self, registration: Registration, report: PromptReport) -> None:
+        """The prompt is computed: note how much of it was, and how long that took."""
+        self.num_prompt_tokens -= registration.num_prompt_tokens
+        registration.num_prompt_tokens = 0
+        if registration.guess is not None:
+            registration.guess.habits.learn_prompt(registration.guess, report)
+        num_computed = report.num_tokens - report.num_cached_tokens
+        if num_computed >= MIN_MEASURED and registration.submitted_at is not None:
+            seconds = max(0.0, time.monotonic() - registration.submitted_at - report.queue_s)
+            self._num_measured += num_computed - LEARNING * self._num_measured
+            self._measured_s += seconds - LEARNING * self._measured_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +11,8 @@ from functools import partial
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.api.listings import ModelEntry, dialects_body, list_models, mix_entry
+from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
+from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
 from serve_app.core.ledger import Prices
@@ -20,11 +22,12 @@ from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import LOCAL, Tenant
 from serve_app.router.accounting import Accounting
 from serve_app.router.admission import Admission, Ticket
-from serve_app.router.fleet import Fleet, Placement
+from serve_app.router.fleet import ASLEEP, Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
 from serve_app.router.run import Run, RunSettings
+from serve_app.router.waking import Answer, Waker
 
 MAX_ASKED = 64
 """Of a list of models that was not checked yet, so many are asked for their dialect."""
@@ -49,6 +52,7 @@ class Router:
     admission: what lets them in; one that outlives the router goes on counting when that is exchanged
     tenant:    who asks, and so what there is to be asked for
     accounting: where limits are kept and requests written down; None is nowhere
+    waker:     what wakes models that were scaled to zero; None wakes none
     """
 
     def __init__(
@@ -56,11 +60,12 @@ class Router:
         fleet: Fleet,
         config: RouterConfig | None = None,
         *,
-        placement: Placement | None = None,
         admission: Admission | None = None,
         tenant: Tenant = LOCAL.tenant,
         accounting: Accounting | None = None,
+        waker: Waker | None = None,
     ) -> None:
+        self._waker = waker or Waker(fleet)
         self.accounting = accounting
         self.fleet = fleet
         self.view = fleet.seen_with(tenant.rights)
@@ -68,11 +73,21 @@ class Router:
         self._share = tenant.share
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
-        self._placement = placement or Placement()
 
     def enter(self) -> Ticket:
         """A place for one of the tenant's requests. Raises as `Admission.enter`."""
         return self.admission.enter(self._share)
+
+    async def once_awake(
+        self, attempt: Callable[[], Answer], ticket: Ticket | None = None, *, limit_s: float | None = None
+    ) -> Answer:
+        """Return what the attempt returns; it is repeated once each sleeping model that it names is ready.
+
+        limit_s: seconds that the client gives it, where that is less than `max_wait_s`
+        Raises as the attempt, and ModelLoading where a model is not ready in time.
+        """
+        longest = self.admission.settings.max_wait_s
+        return await self._waker.once_awake(attempt, ticket, max_wait_s=min(longest, limit_s or longest))
 
     def open(
         self,
@@ -97,7 +112,6 @@ class Router:
             requests,
             response_id,
             fleet=self.fleet,
-            placement=self._placement,
             settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
             holds_back=not request.stream,
         )
@@ -127,10 +141,10 @@ class Router:
         return Router(
             self.fleet,
             self._config,
-            placement=self._placement,
             admission=self.admission,
             tenant=tenant,
             accounting=self.accounting,
+            waker=self._waker,
         )
 
     def check_lengths(self, run: Run) -> None:
@@ -194,15 +208,18 @@ class Router:
     def dialect_of(self, model: object) -> Dialect:
         """Of requests to this model that name none; `model` is what was sent, whatever it is.
 
-        Of a list the dialect of its models, where they agree.
+        Of a list the dialect of its models, where they agree. Raises ModelLoading for a model that sleeps.
         """
         if isinstance(model, list):
             spoken = {self.dialect_of(each).name for each in model[:MAX_ASKED] if isinstance(each, str)}
             return DIALECTS[spoken.pop()] if len(spoken) == 1 else self.dialect
         if isinstance(model, str):
-            with suppress(ServeError):
+            try:
                 name = self._card_of(self.view.resolve(model)).dialect
                 return self.dialect if name is None else DIALECTS[name]
+            except ServeError as error:
+                if ASLEEP in error.facts:
+                    raise
         return self.dialect
 
     def dialects(self, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, object]:
@@ -212,8 +229,9 @@ class Router:
 
     def models(self) -> list[ModelEntry]:
         """Every name that can be sent as `model` now."""
-        listed = list_models(self.view.cards.values(), self._alias_targets())
-        return [entry for entry in listed if entry.id not in self.view.cards or entry.id in self.view.bases]
+        catalog = self.view.listed
+        listed = list_models(catalog.models.values(), _alias_targets(catalog))
+        return [entry for entry in listed if entry.id not in catalog.models or entry.id in catalog.bases]
 
     def model(self, name: str) -> ModelEntry:
         """The entry of one name, also of a form of address that is not listed. Raises as `Fleet.resolve`."""
@@ -221,15 +239,11 @@ class Router:
         if name in entries:
             return entries[name]
         found = self.view.resolve(name)
-        return mix_entry(self._card_of(found), found) if found.mix else entries[found.name]
-
-    def _alias_targets(self) -> dict[str, ModelRef]:
-        """What each alias that leads anywhere means now."""
-        targets = {}
-        for alias in self.view.aliases:
-            with suppress(ServeError):
-                targets[alias] = self.view.resolve(alias)
-        return targets
+        card = self._card_of(found)
+        if found.mix or found.adapter is None:
+            return mix_entry(card, found) if found.mix else entries[found.name]
+        adapter = next(each for each in card.versions(found.adapter) if each.version == found.version)
+        return adapter_entry(card, adapter, is_pinned=adapter != card.adapter(found.adapter))
 
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
@@ -246,6 +260,15 @@ class Router:
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]
+
+
+def _alias_targets(catalog: Catalog) -> dict[str, ModelRef]:
+    """What each alias that leads anywhere means now."""
+    targets = {}
+    for alias in catalog.aliases:
+        with suppress(ServeError):
+            targets[alias] = catalog.resolve(alias)
+    return targets
 
 
 LACKS = "has no tokens for prefix, suffix and middle"

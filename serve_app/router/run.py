@@ -22,8 +22,9 @@ from serve_app.core.errors import (
 )
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
-from serve_app.router.fleet import ALL_LOST, Fleet, Placement
+from serve_app.router.fleet import ALL_LOST, Fleet
 from serve_app.router.link import ReplicaLink
+from serve_app.router.placement import Guess
 from serve_app.router.stats import RunStats
 
 Key = TypeVar("Key", bound=Hashable)
@@ -62,7 +63,6 @@ class Run:
         response_id: str,
         *,
         fleet: Fleet,
-        placement: Placement,
         settings: RunSettings | None = None,
         holds_back: bool = False,
     ) -> None:
@@ -70,7 +70,6 @@ class Run:
         self.requests = tuple(requests)
         self.stats = RunStats()
         self._fleet = fleet
-        self._placement = placement
         self._settings = settings or RunSettings()
         self._holds_back = holds_back
         self._attempts: dict[str, Attempt] = {}  # those that run, by the id of their request
@@ -172,12 +171,13 @@ class Run:
         except ServeError as error:
             self.fail(error)
 
-    def _submit(self, link: ReplicaLink, share: Iterable[Homeless]) -> None:
-        attempts = [each.on(link, self.response_id) for each in share]
+    def _submit(self, link: ReplicaLink, share: Sequence[tuple[Homeless, Guess]]) -> None:
+        attempts = [each.on(link, self.response_id) for each, _ in share]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
         self.stats.place([attempt.part for attempt in attempts], link.replica_id)
         self._num_submissions += 1
-        submission = link.submit([attempt.request for attempt in attempts], self._receive)
+        guesses = [guess for _, guess in share]
+        submission = link.submit([attempt.request for attempt in attempts], self._receive, guesses)
         submission.add_done_callback(lambda done: self._note_answer(attempts, done))
         if self._inbox.is_full:
             link.pause([attempt.request.request_id for attempt in attempts])
@@ -245,26 +245,18 @@ class Run:
             asyncio.get_running_loop().call_soon(self._settle)  # by then all that were lost with it are known
         self._homeless.append(Homeless.after(attempt, error))
 
-    def _place(self, homeless: Sequence[Homeless]) -> dict[ReplicaLink, list[Homeless]]:
+    def _place(self, homeless: Sequence[Homeless]) -> dict[ReplicaLink, list[tuple[Homeless, Guess]]]:
         """Each prompt on a replica that serves its model. Nothing waits between choosing and submitting."""
-        shares: dict[ReplicaLink, list[Homeless]] = {}
-        by_model: dict[object, list[Homeless]] = {}
+        shares: dict[ReplicaLink, list[tuple[Homeless, Guess]]] = {}
+        links = {model: self._links_for(model) for model in {each.request.model for each in homeless}}
+        choices = self._fleet.placement.begin()
         for each in homeless:
-            by_model.setdefault(each.request.model, []).append(each)
-        for group in by_model.values():
-            links = self._links_for(group)
-            standings = [
-                replace(link.standing, work=link.standing.work + sum(each.request.n for each in shares.get(link, ())))
-                for link in links
-            ]
-            chosen = self._placement.place([each.request.n for each in group], standings)
-            for each, index in zip(group, chosen, strict=True):
-                shares.setdefault(links[index], []).append(each)
+            link, guess = choices.choose(each.request, links[each.request.model])
+            shares.setdefault(link, []).append((each, guess))
         return shares
 
-    def _links_for(self, group: Sequence[Homeless]) -> list[ReplicaLink]:
+    def _links_for(self, model: ModelRef) -> list[ReplicaLink]:
         """Replicas that have not failed this run. An engine that failed is asked again where it is the only one."""
-        model = group[0].request.model
         links = [link for link in self._fleet.links_for(model) if link not in self._lost]
         if not links:
             raise self._fleet.not_ready(model.name, ALL_LOST)

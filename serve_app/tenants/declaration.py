@@ -35,7 +35,8 @@ def told_of(tenant: Tenant) -> dict[str, object]:
     """All of it in the form that `tenant_from` reads."""
     told = asdict(tenant) | {"cors_origins": list(tenant.cors_origins)}
     del told["rights"], told["added"]
-    return {"name": told.pop("name"), "models": list(tenant.rights.patterns), **told}
+    patterns = {"models": list(tenant.rights.patterns), "publishes": list(tenant.publishes.patterns)}
+    return {"name": told.pop("name"), **patterns, **{name: told[name] for name in told if name not in patterns}}
 
 
 def changed(tenant: Tenant, changes: object) -> Tenant:
@@ -143,6 +144,7 @@ FIELDS: Mapping[str, Reader] = MappingProxyType(
         "weight": _weight,
         "priority": _priority,
         "models": _rights,
+        "publishes": _rights,
         "limits": _limits,
         "max_n": _or_none(_count),
         "max_tokens": _or_none(_count),

@@ -8,9 +8,11 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
+from serve_app.core.adapters import NOTHING_PUBLISHED, AdapterSet
 from serve_app.core.errors import Unauthenticated, Unavailable
 from serve_app.core.tenants import NOBODY, Identity, Scope, Tenant
 from serve_app.tenants.errors import TenancyError
@@ -72,10 +74,20 @@ class Directory:
     pepper:  under which digests were made
     version: grows with every change of what is kept
     origins: pages of these may call with some tenant's key
+    published: adapters, as they were then or later
     """
 
-    def __init__(self, tenants: Iterable[Tenant], keys: Iterable[Key], *, pepper: bytes, version: int = 0) -> None:
+    def __init__(
+        self,
+        tenants: Iterable[Tenant],
+        keys: Iterable[Key],
+        *,
+        pepper: bytes,
+        version: int = 0,
+        published: AdapterSet = NOTHING_PUBLISHED,
+    ) -> None:
         self.version = version
+        self.published = published
         self.tenants = {tenant.name: tenant for tenant in tenants}
         self._keys = {key.digest: (key, _bearer(key, self.tenants)) for key in keys if key.tenant in self.tenants}
         self._by_id = {key.id: key for key, _ in self._keys.values()}
@@ -97,6 +109,12 @@ class Directory:
         if key is None or not is_same or not key.is_valid(now):
             raise Unauthenticated("The key that was sent is unknown, has expired or was revoked.")
         return bearer
+
+    def with_published(self, published: AdapterSet) -> Directory:
+        """Return the same directory with these adapters."""
+        made = copy(self)
+        made.published = published
+        return made
 
     def is_good(self, key_id: str, now: float) -> bool:
         """Return whether the key of this id still opens the door. now: Unix seconds"""
@@ -129,6 +147,11 @@ class KeyCache:
     @property
     def origins(self) -> frozenset[str]:
         return frozenset() if self._directory is None else self._directory.origins
+
+    @property
+    def published(self) -> AdapterSet | None:
+        """Published adapters, as heard of last; None where nothing was."""
+        return None if self._directory is None else self._directory.published
 
     def hear(self, directory: Directory | None, heard_at: float) -> None:
         """directory: None says that what is held is what there is

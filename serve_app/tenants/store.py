@@ -88,6 +88,14 @@ class TenantStore:
         """Of the database, for what else is kept there."""
         return self._engine
 
+    @contextmanager
+    def growing(self) -> Iterator[Connection]:
+        """Begin a transaction that makes a new version; nobody else changes meanwhile what is read in it."""
+        version = tables.facts.c.name == "version"
+        with self._engine.begin() as connection:
+            connection.execute(update(tables.facts).where(version).values(value=tables.facts.c.value + 1))
+            yield connection
+
     def close(self) -> None:
         self._engine.dispose()
 
@@ -174,7 +182,7 @@ class TenantStore:
         Raises NotThere, and what making it raises.
         """
         check_name("tenant", name)
-        with self._growing() as connection:
+        with self.growing() as connection:
             tenant = change(tenant_named(connection, name))
             set_tenant(connection, tenant)
             note(connection, by, "set tenant", name, told_of(tenant))
@@ -197,7 +205,7 @@ class TenantStore:
             check_name("tenant", name)
         if not (added or changed or removed):
             return
-        with self._growing() as connection:
+        with self.growing() as connection:
             if version is not None and fact(connection, "version") != version + 1:
                 raise TenancyError("The tenants were changed meanwhile, and nothing was done; try again.")
             for tenant in added:
@@ -214,7 +222,7 @@ class TenantStore:
         """Raises NotThere where there is no such tenant."""
         check_name("tenant", key.tenant)
         try:
-            with self._growing() as connection:
+            with self.growing() as connection:
                 add_key(connection, key, by)
         except IntegrityError:
             raise NotThere(f"There is no tenant {key.tenant!r}.") from None
@@ -225,7 +233,7 @@ class TenantStore:
         Raises NotThere.
         """
         check_name("key", key_id)
-        with self._growing() as connection:
+        with self.growing() as connection:
             end_key(connection, key_named(connection, key_id), until, by, {})
 
     def replace_key(self, key_id: str, successor: Callable[[Key], Key], until: float, by: Author) -> Key:
@@ -234,7 +242,7 @@ class TenantStore:
         successor: makes it of the old one. Raises NotThere, and what that raises.
         """
         check_name("key", key_id)
-        with self._growing() as connection:
+        with self.growing() as connection:
             old = key_named(connection, key_id)
             new = successor(old)
             add_key(connection, new, by)
@@ -251,14 +259,6 @@ class TenantStore:
                 rows = [{"name": "schema", "value": tables.SCHEMA}, {"name": "version", "value": 1}]
                 connection.execute(insert(tables.facts), rows)
             return fact(connection, "schema")
-
-    @contextmanager
-    def _growing(self) -> Iterator[Connection]:
-        """A transaction of a new version; as it begins by writing that, what is read in it nobody else changes."""
-        version = tables.facts.c.name == "version"
-        with self._engine.begin() as connection:
-            connection.execute(update(tables.facts).where(version).values(value=tables.facts.c.value + 1))
-            yield connection
 
 
 def engine_of(url: str) -> Engine:

@@ -72,6 +72,21 @@ events = Table(
 )
 """What was changed, when and by whom: rows are added, and the database itself lets none be changed or taken out."""
 
+MAX_PATH_CHARS = 4096
+published = Table(
+    "published_adapters",
+    metadata,
+    Column("base", String(MAX_NAME_CHARS), primary_key=True),
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("version", String(128)),
+    Column("path", String(MAX_PATH_CHARS)),
+    Column("previous_version", String(128)),
+    Column("previous_path", String(MAX_PATH_CHARS)),
+    Column("published_at", Float, nullable=False),
+    Column("by", String(MAX_NAME_CHARS), nullable=False),
+)
+"""What the names of adapters mean. One without a version was withdrawn: it is not served from a folder either."""
+
 REFUSED = "events are only added"
 ON_SQLITE = [
     f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"

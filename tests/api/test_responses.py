@@ -208,5 +208,7 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
         "root": "models/tiny",
         "parent": None,
         "max_model_len": 512,
+        "version": None,
         "default_sampling": {},
     }
+    assert body["data"][2]["version"] == "v1"

@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import AdapterCard, ModelCard
-from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound, ServeError
+from serve_app.core.errors import (
+    AdapterNotFound,
+    AdapterUnusable,
+    Forbidden,
+    InvalidRequest,
+    ModelNotFound,
+    NotFound,
+    ServeError,
+)
 from serve_app.core.names import ModelRef, Part, mixed
+from serve_app.core.tenants import Rights
 
 
 def model(name: str, *adapters: str, broken: tuple[str, ...] = ()) -> ModelCard:
@@ -270,3 +279,53 @@ def test_escapes_of_qualified_names_are_read() -> None:
 def test_a_broken_adapter_does_not_make_a_bare_name_ambiguous() -> None:
     catalog = Catalog([model("a", "x"), model("b", broken=("x",))])
     assert catalog.resolve("x") == ref("a", "x")
+
+
+def adapter_of(name: str, version: str) -> AdapterCard:
+    return AdapterCard(name=name, version=version, rank=4, root=f"/srv/{version}")
+
+
+OLD, NEW, OTHER = "a1b2c3d4" * 4, "a1b2c3d5" * 4, "f" * 32
+TALES = replace(
+    model("demo", "sql", "art"),
+    adapters=(adapter_of("sql", NEW), adapter_of("art", OTHER)),
+    staged=(adapter_of("sql", OLD),),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("demo:sql", NEW),
+        (f"demo:sql@{OLD}", OLD),
+        (f"demo:sql@{NEW}", NEW),
+        ("demo:sql@a1b2c3d4a", OLD),
+        ("demo::sql@a1b2c3d5", NEW),
+        ("sql@a1b2c3d4", OLD),
+    ],
+)
+def test_a_version_is_pinned_by_its_digest_or_by_what_only_it_begins_with(name: str, version: str) -> None:
+    assert Catalog([TALES]).resolve(name) == ModelRef(base="demo", adapter="sql", version=version)
+    assert Catalog([TALES]).resolve("demo", lora_path=name.rpartition(":")[2]).version == version
+
+
+@pytest.mark.parametrize("version", ["a1b2c3d", "a1b2", "ffffffff", "0" * 32, ""])
+def test_a_version_that_is_not_at_hand_or_not_told_apart_is_refused_with_those_that_are(version: str) -> None:
+    with pytest.raises((AdapterNotFound, InvalidRequest)) as refused:
+        Catalog([TALES]).resolve(f"demo:sql@{version}")
+    if version:
+        assert OLD in str(refused.value)
+        assert NEW in str(refused.value)
+
+
+def test_versions_of_one_adapter_may_be_mixed() -> None:
+    found = Catalog([TALES]).resolve(f"demo:sql@{OLD}*0.5+sql*0.5")
+    assert {part.version: part.scale for part in found.parts} == {OLD: 0.5, NEW: 0.5}
+
+
+def test_a_pinned_version_of_an_adapter_that_a_tenant_may_not_use_is_not_there() -> None:
+    catalog = Catalog([TALES], rights=Rights(patterns=("demo:art",)))
+    assert catalog.resolve("demo:art").version == OTHER
+    with pytest.raises(NotFound) as refused:
+        catalog.resolve(f"demo:sql@{OLD}")
+    assert OLD not in str(refused.value).replace(f"sql@{OLD}", "")

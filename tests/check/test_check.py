@@ -182,3 +182,40 @@ def test_aliases_and_prices_of_what_is_there_are_sound(report_of) -> None:  # ty
     text = SOUND.replace("    path: builtin", folder).replace("{latest: demo}", f"{names}\n      prices: {prices}")
     is_sound, said = report_of(text)
     assert is_sound, said
+
+
+POLICY = 'policy_function: "serve_app.deployments.autoscaling:FollowWork"'
+FOLLOWS = f"{{min_replicas: 0, max_replicas: 3, policy: {{{POLICY}%s}}}}"
+
+
+def test_a_model_may_follow_the_work_and_is_told_how_in_one_sentence(report_of) -> None:  # type: ignore[no-untyped-def]
+    text = SOUND.replace("num_replicas: 2", f"autoscaling_config: {FOLLOWS % ''}")
+    assert text != SOUND
+    is_sound, said = report_of(text)
+    assert is_sound, said
+    told = (
+        "autoscaling_config: Serve keeps 0 to 3 replicas: it adds some once their sequences or KV cache are 70% in use,"
+        " or a request waits longer than 2 s, for 30 s; it drains those that are not needed for 600 s, and the last one"
+        " after 600 s without a request"
+    )
+    assert told in said
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "told"),
+    [
+        ("{target_share: 2}", "policy.policy_kwargs: target_share must be above 0 and at most 1; found 2"),
+        ("{target_shar: 1}", "policy.policy_kwargs: got an unexpected keyword argument 'target_shar'; known: target_"),
+    ],
+)
+def test_a_setting_that_the_policy_refuses_is_an_error(report_of, kwargs: str, told: str) -> None:  # type: ignore[no-untyped-def]
+    follows = FOLLOWS % f", policy_kwargs: {kwargs}"
+    is_sound, said = report_of(SOUND.replace("num_replicas: 2", f"autoscaling_config: {follows}"))
+    assert not is_sound
+    assert told in said
+
+
+def test_the_router_does_not_follow_the_work_of_models(report_of) -> None:  # type: ignore[no-untyped-def]
+    is_sound, said = report_of(SOUND.replace("num_replicas: 1", f"autoscaling_config: {FOLLOWS % ''}"))
+    assert not is_sound
+    assert "Write `num_replicas: N` instead" in said

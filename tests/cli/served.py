@@ -62,10 +62,10 @@ class Served:
 
 
 @contextmanager
-def serving(door: Door = OPEN_DOOR) -> Iterator[Served]:
-    """Serve `demo` with the adapters `pirate` and `shout` until the block ends."""
+def serving(door: Door = OPEN_DOOR, *, adapters_root: str = "") -> Iterator[Served]:
+    """Serve `demo` with the adapters `pirate` and `shout` until the block ends; others may lie below the root."""
     card = model_card("demo", adapter_card("pirate"), adapter_card("shout"))
-    backend = FakeBackend(replica_card("replica-0", replace(card, chat_template=TEMPLATE)))
+    backend = FakeBackend(replica_card("replica-0", replace(card, chat_template=TEMPLATE, adapters_root=adapters_root)))
     fleet = Fleet("router-0")
     recorded = Recorded(build_app(Router(fleet), door=door))
     server = uvicorn.Server(uvicorn.Config(recorded, port=0, lifespan="off", log_level="error"))

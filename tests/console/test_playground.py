@@ -259,7 +259,7 @@ def test_the_request_as_a_program_gives_the_same_text(
 def test_models_are_listed_and_lead_to_the_playground(demo: Served, new_page: NewPage) -> None:
     page = new_page(demo.url)
     page.get_by_role("link", name="Models", exact=True).click()
-    rows = page.get_by_role("row")
+    rows = page.locator("#model-list").get_by_role("row")
     expect(rows).to_have_count(4)
     assert "2,048 tokens of context" in page.locator("#model-list").inner_text()
     page.get_by_role("link", name="Compare its adapters").click()

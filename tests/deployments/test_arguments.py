@@ -32,6 +32,12 @@ def test_a_base_name_that_could_not_be_addressed_is_refused(name: str) -> None:
         ModelArgs(name=name, path="builtin:demo")
 
 
+def test_a_placement_that_there_is_not_is_refused_in_the_cluster_file() -> None:
+    assert RouterSettings().placement == "warm"
+    with pytest.raises(ValidationError, match="'warm', 'least_work', 'power_of_two' or 'random'"):
+        RouterSettings.model_validate({"placement": "round_robin"})
+
+
 @pytest.mark.parametrize("name", ["ollama", "", "Union"])
 def test_a_dialect_that_there_is_not_is_refused_in_the_cluster_file(name: str) -> None:
     with pytest.raises(ValidationError, match="must be one of union, openai"):

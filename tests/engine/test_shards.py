@@ -18,12 +18,13 @@ from serve_app.engine.engine import Engine
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.tensor_parallel.workers import Workers
 from serve_app.text.tokenizer import TextTokenizer
-from tests.engine.adapter_files import save_adapter
+from tests.engine.adapter_files import load_adapter, save_adapter
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
-from tests.engine.harness import FreeGuesses, Outcome, complete, config, request
+from tests.engine.harness import FreeGuesses, Outcome, complete, config, drain, request, sequences
 from tests.engine.test_laws import adapter_names, keep_the_laws
 from tests.engine.test_laws import engine_of as reference_of
 from tests.engine.test_records import assert_close, recording_of, states_of
+from tests.engine.test_trials import begin
 from tests.families.families import Family, family
 from tests.families.making import save_model
 
@@ -135,6 +136,26 @@ def test_an_adapter_is_swapped_in_everywhere_when_its_slot_changes_hands(workers
     ours, expected = complete(divided, asked), complete(whole, asked)
     assert {key: each.token_ids for key, each in ours.items()} == {k: each.token_ids for k, each in expected.items()}
     assert len({tuple(each.token_ids) for each in ours.values()}) == len(names), "the adapters say the same"
+
+
+def test_an_adapter_that_comes_later_is_tried_and_computed_in_all_shards(workers: Workers, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    save_model("llama", {}, folder)
+    module = load_model(config(folder)).module
+    good = save_adapter(tmp_path / "good", module, rank=12, seed=1)
+    large = save_adapter(tmp_path / "large", module, down=1e19, up=1e19, targets=("down_proj",))
+    asked = [(request(f"{name}", adapter=name, max_tokens=9), [7, 9, 11]) for name in ("good", None)]
+    expected = complete(engine_of(folder, {"good": good}, None), asked)
+    divided = engine_of(folder, {}, workers)
+    [base] = [each for each in asked if each[0].model.adapter is None]
+    divided.add(sequences(divided, *base))
+    trials = {path.name: begin(divided, load_adapter(path, version=path.name, model=module)) for path in (good, large)}
+    ours = drain(divided)
+    assert trials["good"].exception(0) is None
+    assert "too large" in str(trials["large"].exception(0))
+    assert divided.drop_adapters(frozenset({"large"})) == {"large"}
+    ours |= complete(divided, [each for each in asked if each is not base])
+    assert {key: each.token_ids for key, each in ours.items()} == {k: each.token_ids for k, each in expected.items()}
 
 
 def test_preemption_and_hidden_states_are_those_of_the_whole(workers: Workers, tmp_path: Path) -> None:

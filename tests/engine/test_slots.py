@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_app.core.cards import Residency
 from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
@@ -108,6 +109,20 @@ def test_a_version_is_ready_once_it_is_staged_and_polled() -> None:
     assert (slots.is_ready(adapter("a")), bank.in_slot) == (True, {slot: "a"})
     assert slot_of(slots, "a") == slot
     assert (slots.num_loads, later.jobs) == (1, []), "a version that is there is not sent for again"
+
+
+def test_what_is_resident_is_told_with_the_seconds_that_loads_took() -> None:
+    later = Later()
+    slots = Slots(1, lambda slot, version: None, executor=later)
+    assert slots.residency == Residency(num_slots=1)
+    slots.acquire(adapter("a"))
+    assert slots.residency == Residency(versions=("a",), num_slots=1)
+    later.run_next()
+    slots.poll()
+    slots.release(adapter("a"))
+    slots.acquire(adapter("b"))
+    assert slots.residency.versions == ("b",)
+    assert slots.residency.load_s > 0
 
 
 def test_a_slot_that_is_being_written_is_nobody_elses_even_without_users() -> None:
@@ -272,3 +287,65 @@ def test_random_use_keeps_one_owner_per_slot_and_one_pin_per_user(
             held = [(bank.in_slot.get(slot), factor) for slot, factor in mix]
             assert slots.is_ready(model) == (held == [(part.version, part.scale) for part in model.parts])
             assert slots.failed(model) is None or "x" in model.name
+
+
+def test_a_version_gets_a_slot_only_while_it_fits_beside_those_in_use() -> None:
+    sizes = {"a": 2, "b": 2, "c": 3, "d": 1}
+    bank = Holds()
+    slots = Slots(4, bank.stage, vacate=bank.vacate, fits=lambda versions: sum(sizes[each] for each in versions) <= 5)
+    slot_of(slots, "a")
+    slot_of(slots, "b")
+    assert not slots.can_acquire(adapter("c")), "there are slots, but no bytes"
+    assert slots.can_acquire(adapter("d"))
+    slots.release(adapter("a"))
+    assert slots.can_acquire(adapter("c"))
+    slot_of(slots, "c")
+    assert sorted(bank.in_slot.values()) == ["b", "c"], "what gives way takes no memory any more"
+    assert not slots.can_acquire(adapter("ad"))
+    slots.check_integrity([adapter("b"), adapter("c")])
+
+
+def test_hits_are_those_that_found_their_version_there() -> None:
+    bank = Holds()
+    slots = Slots(1, bank.stage, vacate=bank.vacate)
+    for version in ("a", "a", "b", "a", "a"):
+        slot_of(slots, version)
+        slots.release(adapter(version))
+    assert (slots.num_loads, slots.num_hits) == (3, 2)
+
+
+def test_a_version_in_use_stays_when_it_is_to_be_evicted() -> None:
+    bank = Holds()
+    slots = Slots(2, bank.stage, vacate=bank.vacate)
+    slot_of(slots, "a")
+    assert not slots.evict("a")
+    slots.release(adapter("a"))
+    assert slots.evict("a")
+    assert slots.evict("never there")
+    assert (bank.in_slot, slots.residency.versions) == ({}, ())
+    slots.check_integrity([])
+
+
+def test_a_version_that_is_to_be_kept_gives_way_last() -> None:
+    bank = Holds()
+    slots = Slots(2, bank.stage, vacate=bank.vacate)
+    slots.kept = frozenset({"a"})
+    for version in ("a", "b", "c"):
+        slot_of(slots, version)
+        slots.release(adapter(version))
+    assert sorted(bank.in_slot.values()) == ["a", "c"]
+    slots.acquire(adapter("bc"))
+    assert sorted(bank.in_slot.values()) == ["b", "c"], "it holds nobody up"
+
+
+def test_what_is_larger_than_all_bytes_has_them_alone() -> None:
+    sizes = {"a": 2, "b": 2, "c": 2}
+    bank = Holds()
+    slots = Slots(4, bank.stage, vacate=bank.vacate, fits=lambda versions: sum(sizes[each] for each in versions) <= 3)
+    slot_of(slots, "c")
+    assert not slots.can_acquire(adapter("ab"))
+    slots.release(adapter("c"))
+    assert slots.can_acquire(adapter("ab"))
+    slots.acquire(adapter("ab"))
+    assert sorted(bank.in_slot.values()) == ["a", "b"]
+    assert not slots.can_acquire(adapter("c"))

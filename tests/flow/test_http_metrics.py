@@ -9,6 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.core.cards import Residency
 from serve_app.core.delta import Load
 from serve_app.core.ledger import FlowUsage, UsageReport
 from serve_app.http import metrics as metrics_module
@@ -93,6 +94,15 @@ async def test_the_loads_of_the_replicas_are_those_last_heard_of_and_end_with_th
     assert told == [1, 2, 3, 4, 5, 6, 7, 9, 8]
     fleet.remove("r0")
     assert not [key for key in await samples(client) if "replica=r0" in key]
+
+
+async def test_the_adapters_of_the_replicas_are_told_with_what_they_take(client, fleet):
+    found = Residency(versions=("a", "b"), num_slots=4, load_s=0.25, num_loads=5, num_hits=6, num_bytes=7, max_bytes=8)
+    fleet.put(replace(fleet.replicas[0][0], residency=found), FakeBackend())
+    told = await samples(client)
+    names = ["adapters_resident", "adapter_slots", "adapter_bytes", "adapter_budget_bytes", "adapter_load_seconds"]
+    names += ["adapter_loads_total", "adapter_hits_total"]
+    assert [told[f"serve_app_replica_{name}", "model=tiny", "replica=r0"] for name in names] == [2, 4, 7, 8, 0.25, 5, 6]
 
 
 async def test_what_was_computed_for_each_flow_is_told_and_ends_with_the_replica(client, fleet):

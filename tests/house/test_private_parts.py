@@ -23,10 +23,11 @@ USES = {
 """How many private parts each of these modules uses. The fewer, the better."""
 BOUNDED = ("ray", "torch", "transformers")
 DOCUMENTED = {"os._exit"}
+OF_NAMED_TUPLES = {"_asdict", "_replace"}  # public, and named so that no field is
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__")
+    return name.startswith("_") and not name.startswith("__") and name not in OF_NAMED_TUPLES
 
 
 @cache

@@ -103,3 +103,21 @@ def test_random_use_counts_every_sequence_until_it_ends_once() -> None:
         open_samples = {name: samples for name, samples in open_samples.items() if samples}
         assert requests.num_sequences == sum(map(len, open_samples.values()))
         assert requests.owned_by("first") | requests.owned_by("second") == set(open_samples)
+
+
+def test_the_wait_is_that_of_the_oldest_request_without_a_token_or_of_the_queue_at_the_pace_of_endings() -> None:
+    now = [10.0]
+    requests = opened(now=now)
+    assert requests.wait_s(4) == 0
+    requests.add("router", [asked("a")])
+    now[0] = 13.0
+    requests.add("router", [asked("b", n=2)])
+    assert requests.wait_s(4) == 3
+    requests.sort([Delta(request_id="a", sample=0, text="once")])
+    assert requests.wait_s(4) == 0
+    now[0] = 15.0
+    requests.sort([Delta(request_id="b", sample=0, finish=DONE)])
+    now[0] = 20.0
+    requests.sort([Delta(request_id="b", sample=1, finish=DONE)])
+    requests.add("router", [asked("c", n=6)])
+    assert requests.wait_s(4) == 15  # three are queued, and one ended in five seconds

@@ -80,6 +80,8 @@ class Table:
         self.expected: set[str] = set()
         self.failed: set[str] = set()
         self.heard: list[tuple[str, int]] = []
+        self.asleep: set[str] = set()
+        self.done: set[str] = set()
 
     def put(self, card: ReplicaCard, backend: Backend) -> None:
         self.backends[card.replica_id] = backend
@@ -90,6 +92,12 @@ class Table:
 
     def remove(self, replica_id: str) -> None:
         del self.backends[replica_id]
+
+    def rest(self, model: str, *, is_asleep: bool) -> None:
+        self.asleep = self.asleep | {model} if is_asleep else self.asleep - {model}
+
+    def is_done_with(self, replica_id: str) -> bool:
+        return replica_id in self.done
 
     def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
         self.expected, self.failed = set(models), set(failed)
@@ -198,3 +206,29 @@ async def test_the_router_hears_of_its_own_end() -> None:
     cluster.is_deleted = True
     await discovery.look()
     assert ends == ["told"]
+
+
+async def test_a_model_that_was_scaled_to_zero_is_asleep_until_a_replica_answers() -> None:
+    cluster = TownCluster(demo=seen("a"))
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    assert table.asleep == set()
+    cluster.answers["demo"] = Sighting(cards=(), is_complete=True, is_asleep=True)
+    await discovery.look()
+    assert (table.asleep, table.backends) == ({"demo"}, {})
+    cluster.answers["demo"] = seen("b")
+    await discovery.look()
+    assert (table.asleep, set(table.backends)) == (set(), {"b"})
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+async def test_a_sleeping_models_idle_replica_is_called_no_more_and_a_busy_one_keeps_its_lease(is_done: bool) -> None:
+    cluster = TownCluster(demo=seen("a"))
+    cluster.alive = {"a"}
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    table.done = {"a"} if is_done else set()
+    cluster.answers["demo"] = Sighting(cards=(), is_complete=True, is_asleep=True)
+    await discovery.look()
+    await discovery.look()
+    assert cluster.hellos == ([] if is_done else ["a"])

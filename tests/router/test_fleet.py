@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import permutations
@@ -13,6 +14,7 @@ from serve_app.catalog.files import CatalogError
 from serve_app.core.cards import AdapterCard
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
 from serve_app.core.names import ModelRef
+from serve_app.core.prefixes import prefixes_of
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import Fleet
@@ -238,3 +240,43 @@ async def test_default_is_the_only_model_there_is(fleet: Fleet) -> None:
     put(fleet, "r1", model="other")
     with pytest.raises(ModelNotFound):
         fleet.resolve("default")
+
+
+async def place(fleet: Fleet, text: str) -> str:
+    """Have a prompt completed, and return the replica that it was given to."""
+    body = json.dumps({"model": "tiny", "prompt": text, "max_tokens": 2})
+    async with Router(fleet).open(parse_completion(body.encode())) as run:
+        async for _ in run:
+            pass
+        [(_, _, [replica_id])] = run.stats.parts
+    return replica_id
+
+
+@pytest.mark.law("Placement")
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_prompt_returns_to_its_replica_until_that_is_gone(fleet: Fleet, is_lost: bool) -> None:
+    backends = {each: put(fleet, each) for each in ("r0", "r1", "r2")}
+    texts = [f"{number} " * 400 for number in range(9)]
+    first = [await place(fleet, text) for text in texts]
+    assert [await place(fleet, f"{text} more") for text in texts] == first
+    assert len(set(first)) > 1
+    gone = first[0]
+    if is_lost:
+        backends[gone].die()
+        await settle()
+    fleet.remove(gone)
+    again = [await place(fleet, text) for text in texts]
+    assert gone not in again
+    assert all(new == old for new, old in zip(again, first, strict=True) if old != gone)
+    put(fleet, gone)  # it begins with an empty cache
+    assert [await place(fleet, text) for text in texts] == again
+
+
+async def test_what_other_routers_sent_is_heard_with_the_card(fleet: Fleet) -> None:
+    backends = [put(fleet, each) for each in ("r0", "r1", "r2")]
+    texts = [f"{number} " * 400 for number in range(6)]
+    for number, text in enumerate(texts):  # whichever replica this router would take, another one has it
+        request = GenerationRequest(request_id="r", model=ModelRef(base="tiny"), prompt=Prompt(parts=(text,)))
+        card = replace(backends[number % 3].card, prefixes=prefixes_of(request).names)
+        fleet.put(card, backends[number % 3])
+    assert [await place(fleet, text) for text in texts] == ["r0", "r1", "r2"] * 2

@@ -17,6 +17,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Image, Prompt
 from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.router.link import ReplicaLink
+from serve_app.router.placement import Guess, Habits
 from tests.fakes import FakeBackend
 
 
@@ -91,7 +92,43 @@ async def test_work_of_other_routers_counts_for_the_standing():
         await link.submit([make_request("mine", n=2)], lambda _: None)
         backend.step()
         await settle()
-        assert (link.standing.work, link.standing.capacity) == (7, 100)
+        assert (link.work, link.capacity) == (7, 100)
+
+
+async def test_tokens_of_prompts_wait_until_their_replica_has_told_of_them_or_they_are_forgotten():
+    backend, habits = FakeBackend(is_stepped=True), Habits()
+    async with linked(backend) as link:
+        guesses = [Guess(habits, num_missing=300.0), Guess(habits, num_missing=200.0), Guess(habits, num_missing=50.0)]
+        requests = [make_request("a"), make_request("b", n=2), make_request("c")]
+        await link.submit(requests[:2], lambda _: None, guesses[:2])
+        assert link.num_prompt_tokens == 500
+        backend.step()
+        await settle()
+        assert (link.num_prompt_tokens, link.work) == (0, 3)
+        assert habits.prompt_tokens < 64
+        await link.submit(requests[2:], lambda _: None, guesses[2:])
+        assert link.num_prompt_tokens == 50
+        link.abort(["c"])
+        assert link.num_prompt_tokens == 0
+        backend.step()
+        await settle()
+        assert habits.completion_tokens < 64
+
+
+async def test_the_pace_follows_prompts_that_are_long_enough_and_streamed():
+    backend = FakeBackend(is_stepped=True)
+    async with linked(backend) as link:
+        short, long = make_request("a"), replace(make_request("b"), prompt=Prompt(parts=("word " * 200_000,)))
+        gathered = replace(long, request_id="c", is_read_whole=True)
+        await link.submit([short, gathered], lambda _: None)
+        backend.step()
+        await settle()
+        assert link.pace is None
+        await link.submit([long], lambda _: None)
+        backend.step()
+        await settle()
+        assert link.pace is not None
+        assert link.pace > 0
 
 
 async def test_no_delta_follows_an_abort():

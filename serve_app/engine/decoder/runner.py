@@ -18,7 +18,7 @@ from serve_app.core.delta import Delta
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.graphs import Capture, CudaCapture, DecodeGraphs
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.decoder.loop import build_loop
+from serve_app.engine.decoder.loop import DecoderLoop, build_loop
 from serve_app.engine.decoder.record import expert_layers
 from serve_app.engine.decoder.step import CurrentStep, Layout, PackedAttention, Step, lay_images, pack
 from serve_app.engine.kv.pages import PageStorage
@@ -43,9 +43,24 @@ class Runner:
         model.module.set_attn_implementation(self._attention.name)
         self._workers = model.workers
         self.graphs: DecodeGraphs | None = None
-        self._loop = None
+        self._loop: DecoderLoop | None = None
+        self.renew()
+
+    def renew(self) -> None:
+        """Look the model's modules up anew, as adapters were wrapped around more of them."""
+        model = self._model
         if model.scorings is not None:
-            self._loop = build_loop(model.module, model.shape, model.scorings, sums=model.sums, adapt=bank.begin_step)
+            adapt = self._bank.begin_step
+            self._loop = build_loop(model.module, model.shape, model.scorings, sums=model.sums, adapt=adapt)
+
+    @contextmanager
+    def by_itself(self) -> Iterator[None]:
+        """Within it the model is computed by transformers alone, of whole prompts and without the store."""
+        self._model.module.set_attn_implementation("eager")
+        try:
+            yield
+        finally:
+            self._model.module.set_attn_implementation(self._attention.name)
 
     @torch.inference_mode()
     def record_steps(self, capture: Capture, *, num_places: int) -> None:
@@ -55,9 +70,8 @@ class Runner:
         """
         if self._loop is None or self._workers is not None or not isinstance(self._storage, PageStorage):
             return
-        loop = self._loop
         self.graphs = DecodeGraphs(
-            lambda step: loop(step).float(),
+            self._compute_in_loop,
             self._storage,
             self._bank,
             capture,
@@ -66,6 +80,10 @@ class Runner:
             device=self._model.device,
         )
         self.graphs.prepare()
+
+    def _compute_in_loop(self, step: Step) -> Tensor:
+        assert self._loop is not None, "graphs are of the loop"
+        return self._loop(step).float()
 
     @property
     def has_loop(self) -> bool:
@@ -150,8 +168,13 @@ class Recorder:
     """Hooks are on the model while a batch is computed of which somebody wants something, and never else."""
 
     def __init__(self, module: PreTrainedModel) -> None:
+        self._module = module
         self._decoder: nn.Module = module.get_decoder()
-        self._experts = expert_layers(module)
+        self.renew()
+
+    def renew(self) -> None:
+        """Look for experts anew, as adapters were wrapped around some."""
+        self._experts = expert_layers(self._module)
 
     @contextmanager
     def watching(self, batch: Batch) -> Iterator[None]:

@@ -23,6 +23,8 @@ STEP_BYTES = 256 << 20
 a third of the 650 MB that a replica takes so; the rest are libraries, which are there when this is asked."""
 PROCESS_BYTES = 400_000_000
 """What those libraries take, with what of a vocabulary constraints need."""
+UNSEEN_PART = 8
+"""Of the free memory, adapters that come later may take one part of so many."""
 MIB = 1 << 20
 
 
@@ -76,20 +78,45 @@ def check_adapters_fit(
     Raises ModelNotSupported.
     """
     resident = sorted(sizes)[-config.max_adapters :]
-    _check_free(config, budget, free=free_bytes(device), vocab_size=vocab_size, adapters=resident)
+    asked = config.adapter_bytes
+    reserved = asked // config.tensor_parallel if isinstance(asked, int) else None
+    _check_free(config, budget, free=free_bytes(device), vocab_size=vocab_size, adapters=resident, reserved=reserved)
 
 
-def _check_free(config: EngineConfig, budget: int, *, free: int, vocab_size: int, adapters: Sequence[int] = ()) -> None:
-    """Refuse bytes that were asked for and are not free beside what steps and adapters take. adapters: their bytes"""
-    steps = bytes_of_steps(config, vocab_size)
-    if config.kv_cache_bytes != AUTO and budget + steps + sum(adapters) > free:
+def _check_free(
+    config: EngineConfig,
+    budget: int,
+    *,
+    free: int,
+    vocab_size: int,
+    adapters: Sequence[int] = (),
+    reserved: int | None = None,
+) -> None:
+    """Refuse bytes that were asked for and are not free beside what steps and adapters take.
+
+    adapters: bytes of each resident one;  reserved: what `adapter_bytes` asks for them together; None is their sum
+    """
+    steps, of_adapters = bytes_of_steps(config, vocab_size), sum(adapters) if reserved is None else reserved
+    if config.kv_cache_bytes != AUTO and budget + steps + of_adapters > free:
         taken, remedy = ", logits among it", "Lower it"
-        if adapters:
-            taken, remedy = f" and {len(adapters)} adapters {sum(adapters) // MIB} MiB", "Lower it or max_adapters"
+        if of_adapters:
+            taken = f" and {len(adapters)} adapters {of_adapters // MIB} MiB"
+            remedy = f"Lower it or {'max_adapters' if reserved is None else 'adapter_bytes'}"
         raise ModelNotSupported(
             f"kv_cache_bytes={budget} ({budget // MIB} MiB) does not fit: {free // MIB} MiB of memory are free beside"
             f" the weights, of which steps take {steps // MIB} MiB{taken}. {remedy}, or leave it {AUTO!r}."
         )
+
+
+def adapter_budget(config: EngineConfig, sizes: Iterable[int], *, usual: int, device: torch.device) -> int:
+    """Bytes that resident adapters may take together, of one shard where the model is divided.
+
+    sizes: bytes of each adapter that there is at start;  usual: bytes of one that may come later
+    """
+    if isinstance(config.adapter_bytes, int):
+        return config.adapter_bytes // config.tensor_parallel
+    unseen = min(usual * config.max_adapters, free_bytes(device) // UNSEEN_PART)
+    return max(max(sizes, default=0) * config.max_adapters, unseen)
 
 
 def context_within(config: EngineConfig, budget: int, *, own_limit: int, bytes_per_token: int) -> int:

@@ -86,24 +86,27 @@ class Shelf:
     num_changes: another number where the stacks are other tensors, and while they are about to be
     """
 
-    def __init__(self, rank: int, weights: Mapping[str, Tensor]) -> None:
-        """weights: [out, in] of every module that may be changed, or [experts, out, in]; sizes, dtype, device count"""
+    def __init__(self, rank: int, weights: Mapping[str, Tensor], *, most: int) -> None:
+        """weights: [out, in] of every module that may be changed, or [experts, out, in]; sizes, dtype, device count
+
+        most: places that are ever taken at once
+        """
         self.rank = rank
         self.stacks: dict[str, Stack] = {}
         self.num_changes = 0
-        self._weights = weights
+        self._weights, self._most = weights, most
         self._capacity = 0
         self._taken: set[int] = set()
 
     @property
     def num_bytes(self) -> int:
-        return sum(stack.num_bytes for stack in self.stacks.values())
+        return sum(stack.num_bytes for stack in tuple(self.stacks.values()))
 
     def put(self, weights: Mapping[str, LowRank]) -> int:
         """Take the lowest free place, fill it, and return it."""
         place = next(place for place in range(self._capacity + 1) if place not in self._taken)
         if place == self._capacity:
-            self._resize(max(1, 2 * self._capacity))
+            self._resize(max(1, min(2 * self._capacity, self._most)))
         for name in weights.keys() - self.stacks.keys():
             self.stacks[name] = new_stack(self._capacity, self.rank, self._weights[name])
             self.num_changes += 1

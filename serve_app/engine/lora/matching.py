@@ -119,14 +119,18 @@ class Matcher:
     @classmethod
     def of(cls, model: PreTrainedModel, *, sees: bool = False) -> Matcher:
         """Match with the folder that a model was loaded from, or that its shapes are of."""
-        folder = Path(model.config.name_or_path)
+        return cls.of_folder(Path(model.config.name_or_path), sees=sees)
+
+    @classmethod
+    def of_folder(cls, folder: Path, *, sees: bool = False) -> Matcher:
+        """Match with the model in a folder, whose weights are not read."""
         shapes: Any = shapes_of(check_config(folder, with_images=sees))
         shapes.tie_weights()
         return cls(shapes, folder, sees=sees)
 
     def match(self, config: Mapping[str, Any]) -> Matched:
         """Say what an adapter_config.json names in this model. Raises AdapterRefused."""
-        key = json.dumps({name: config[name] for name in config.keys() - _MAKING}, sort_keys=True)
+        key = _key(config)
         if key not in self._found:
             try:
                 self._found[key] = self._match(config)
@@ -136,6 +140,18 @@ class Matcher:
         if isinstance(found, AdapterRefused):
             raise found
         return found
+
+    def knows(self, config: Mapping[str, Any]) -> bool:
+        """Return whether a configuration was matched before, so that `match` takes no time."""
+        return _key(config) in self._found
+
+    def learn(self, config: Mapping[str, Any], found: Matched | AdapterRefused) -> None:
+        """Take over what another process has matched."""
+        self._found[_key(config)] = found
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
 
     def is_inside(self, module: str) -> bool:
         """Whether a module is the decoder's or the head, and so part of what computes text."""
@@ -227,6 +243,10 @@ class Matcher:
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise AdapterRefused(f"adapter_config.json: it has an expression that is none, mend it: {said}")
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return json.dumps({name: config[name] for name in config.keys() - _MAKING}, sort_keys=True)
 
 
 def text_modules(model: nn.Module) -> dict[str, nn.Module]:

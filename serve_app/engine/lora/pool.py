@@ -9,6 +9,7 @@ and routers the adapted rows are computed apart, mix by mix.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weights
-from serve_app.engine.lora.buckets import Shelf, Stack, shelf_rank
+from serve_app.engine.lora.buckets import MIN_RANK, Shelf, Stack, shelf_rank
 from serve_app.engine.lora.matching import Target, head_name
 from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step
 from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, ShelfTiles, lay_rows, lay_tiles, make_plan
+from serve_app.kernels.forms import AdapterKernels
 from serve_app.kernels.interface import adapter_kernels
 
 SwapIn = Callable[[], None]
@@ -48,51 +50,105 @@ class AdapterBank:
     """
 
     def __init__(
-        self, model: nn.Module, adapters: Iterable[Adapter], *, max_slots: int, uses_triton: bool = False
+        self,
+        model: nn.Module,
+        adapters: Iterable[Adapter],
+        *,
+        max_slots: int,
+        max_bytes: int | None = None,
+        uses_triton: bool = False,
     ) -> None:
-        """uses_triton: whether kernels are Triton's; all leave steps with a row of DoRA's gains to torch"""
-        self._adapters = {adapter.version: adapter for adapter in adapters}
-        self.num_slots = min(max_slots, len(self._adapters))
-        self._model = model
-        found = {
-            change.target.name: change.target for each in self._adapters.values() for change in each.changes.values()
-        }
-        targets = [found[name] for name in sorted(found)]
-        self._bases = {target.module: model.get_submodule(target.module) for target in targets}
-        self._linears = {target.name: self._bases[target.name] for target in targets if target.parameter is None}
-        weights = {target.name: _frame(target, self._bases[target.module]) for target in targets}
-        ranks = {shelf_rank(adapter.rank) for adapter in self._adapters.values()}
-        self._shelves = {rank: Shelf(rank, weights) for rank in sorted(ranks)}
-        self._step = Step()
-        self.wrapped = {
-            name: BankedLinear(linear, name, shelves=self._shelves, step=self._step)
-            for name, linear in self._linears.items()
-        }
-        self._modules = {target.module: self._banked(target) for target in targets if target.parameter is not None}
-        for name, wrapped in (self.wrapped | self._modules).items():
-            _replace(model, name, wrapped)
-        self._head = self.wrapped.get(head_name(model))
+        """max_bytes: of all resident adapters together; None does not bound them
+
+        uses_triton: whether kernels are Triton's; all leave steps with a row of DoRA's gains to torch
+        """
+        self.num_slots, self.max_bytes = max_slots, max_bytes
+        self._model, self._uses_triton = model, uses_triton
+        self._head_name = head_name(model)
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
+        self._adapters: dict[str, Adapter] = {}
+        self._sizes: dict[str, int] = {}
+        self._frames: dict[str, Tensor] = {}  # of each target, as `_frame` gives it
+        self._bases: dict[str, nn.Module] = {}
+        self._linears: dict[str, nn.Module] = {}
+        self._shelves: dict[int, Shelf] = {}
+        self._step = Step()
+        self.wrapped: dict[str, BankedLinear] = {}
+        self._modules: dict[str, BankedModule] = {}
         self._residents: dict[int, Resident] = self._step.residents
         self._last_mixes: tuple[Mix, ...] | None = None
         self._last_plan: Plan | None = None
         self._last_tiles: tuple[ShelfTiles, ...] | None = None
-        if self._shelves:
-            self._step.kernels = adapter_kernels(
-                [weights[name] for name in self._linears],
-                ranks,
-                device=self._device,
-                dtype=self._dtype,
-                uses_triton=uses_triton,
-            )
         self._staging = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
+        self._vacated: set[int] = set()
+        self._offered: dict[str, dict[str, LowRank]] = {}
+        self.add(adapters)
+
+    def add(self, adapters: Iterable[Adapter]) -> bool:
+        """Make more versions known, of whatever ranks and modules; return whether modules were wrapped for them.
+
+        Who keeps modules of the model looks them up anew then.
+        """
+        added = {adapter.version: adapter for adapter in adapters}
+        self._adapters.update(added)
+        targets = {change.target.name: change.target for each in added.values() for change in each.changes.values()}
+        new = [targets[name] for name in sorted(targets.keys() - self._frames.keys())]
+        for target in new:
+            self._wrap(target)
+        ranks = {shelf_rank(adapter.rank) for adapter in added.values()} - self._shelves.keys()
+        for rank in sorted(ranks):
+            self._shelves[rank] = Shelf(rank, self._frames, most=self.num_slots)
+        if new or ranks:
+            self._choose_kernels()
+        self._sizes |= {version: self.bytes_in_slot(adapter) for version, adapter in added.items()}
+        return bool(new)
+
+    def admit(self, adapter: Adapter) -> bool:
+        """As `add`, of one adapter while steps are computed; in all shards of a divided model."""
+        return self.add([adapter])
+
+    def own_part(self, weights: dict[str, LowRank]) -> dict[str, LowRank]:
+        """Return what this shard computes of an adapter that was read whole."""
+        return weights
+
+    def drop(self, version: str) -> None:
+        """Forget a version that is in no slot. What was wrapped for it stays."""
+        self._adapters.pop(version, None)
+        self._sizes.pop(version, None)
+        self._offered.pop(version, None)
+
+    def offer(self, version: str, weights: dict[str, LowRank]) -> None:
+        """Have the next `stage` of this version take weights that were just read, instead of its file."""
+        self._offered[version] = weights
+
+    def knows(self, version: str) -> bool:
+        """Return whether a version can be staged."""
+        return version in self._adapters
+
+    def bytes_of(self, version: str) -> int:
+        """Return the bytes of a version in its slot; 0 if it is unknown, as nothing of it will get there."""
+        return self._sizes.get(version, 0)
+
+    def bytes_in_slot(self, adapter: Adapter) -> int:
+        """Return the bytes that an adapter takes in a slot, in this shard."""
+        changes = adapter.changes.values()
+        frames = [self._frames.get(each.target.name) for each in changes]
+        entries = [
+            each.num_entries_per_rank if frame is None else _entries_per_rank(frame)
+            for each, frame in zip(changes, frames, strict=True)
+        ]
+        return shelf_rank(adapter.rank) * sum(entries) * self._dtype.itemsize
+
+    def fits(self, versions: Iterable[str]) -> bool:
+        """Return whether these known versions may be resident together."""
+        return self.max_bytes is None or sum(map(self.bytes_of, versions)) <= self.max_bytes
 
     @property
     def num_bytes(self) -> int:
-        """What the shelves take, in the memory of the model's device."""
-        return sum(shelf.num_bytes for shelf in self._shelves.values())
+        """What the shelves take, in the memory of the model's device; may be read by any thread."""
+        return sum(shelf.num_bytes for shelf in tuple(self._shelves.values()))
 
     @property
     def watched(self) -> list[nn.Module]:
@@ -118,6 +174,7 @@ class AdapterBank:
     def vacate(self, slot: int) -> None:
         """Nobody may compute with this slot until something has been swapped in."""
         self._residents.pop(slot, None)
+        self._vacated.add(slot)
         self._last_mixes = None
 
     @torch.no_grad()
@@ -130,14 +187,15 @@ class AdapterBank:
         adapter = self._adapters[version]
         rank = shelf_rank(adapter.rank)
         with self._staging:
-            self._free(slot)
+            for each in (slot, *tuple(self._vacated)):
+                self._free(each)
             try:
                 weights = self._read(adapter)
                 place = self._shelves[rank].put(weights)
                 self._places[slot] = (rank, place)
                 has_gain = self._put_gains(slot, weights)
             finally:
-                for shelf in self._shelves.values():
+                for shelf in tuple(self._shelves.values()):
                     shelf.trim()
         resident = Resident(version=version, rank=rank, place=place, has_gain=has_gain)
 
@@ -159,10 +217,11 @@ class AdapterBank:
     @contextmanager
     def at_head(self, mixes: Sequence[Mix]) -> Iterator[None]:
         """Within it the output head is given the rows of these mixes alone."""
-        if self._head is None or not any(mixes):
+        head = self.wrapped.get(self._head_name)
+        if head is None or not any(mixes):
             yield
             return
-        hook = self._head.register_forward_pre_hook(lambda *_: self.begin_step(mixes))
+        hook = head.register_forward_pre_hook(lambda *_: self.begin_step(mixes))
         try:
             yield
         finally:
@@ -205,7 +264,44 @@ class AdapterBank:
 
     def _read(self, adapter: Adapter) -> dict[str, LowRank]:
         """What it does to each of the modules that are here. Raises AdapterRefused."""
-        return read_weights(adapter, self._model, self._linears, dtype=self._dtype)
+        offered = self._offered.pop(adapter.version, None)
+        return self.read(adapter) if offered is None else offered
+
+    def read(self, adapter: Adapter) -> dict[str, LowRank]:
+        """Read an adapter's file, whole, whether the adapter is known or not. Raises AdapterRefused."""
+        return read_weights(adapter, self._model, self._linears_of(adapter), dtype=self._dtype)
+
+    def _linears_of(self, adapter: Adapter) -> dict[str, nn.Module]:
+        """The linears with their weights, those included that nothing is wrapped around yet."""
+        names = [name for name, change in adapter.changes.items() if change.target.parameter is None]
+        return {name: self._linears.get(name) or self._model.get_submodule(name) for name in names}
+
+    def _wrap(self, target: Target) -> None:
+        """Put around a module what changes the rows of its outputs."""
+        base = self._bases.setdefault(target.module, self._model.get_submodule(target.module))
+        self._frames[target.name] = _frame(target, base)
+        if target.parameter is None:
+            self._linears[target.name] = base
+            wrapped = BankedLinear(base, target.name, shelves=self._shelves, step=self._step)
+            self.wrapped[target.name] = wrapped
+            _replace(self._model, target.name, wrapped)
+        elif target.module not in self._modules:
+            self._modules[target.module] = self._banked(target)
+            _replace(self._model, target.module, self._modules[target.module])
+
+    def _choose_kernels(self) -> None:
+        """Kernels compute every adapter that is known, or torch does."""
+        if self._step.kernels is None or not self._uses_triton:
+            found = self._kernels(self._frames[name] for name in self._linears)
+            self._step.kernels = found if found is None else self._step.kernels or found
+
+    def warm_kernels(self) -> None:
+        """Compile kernels beforehand, in any thread, as the first adapter would in the engine's."""
+        self._kernels(())
+
+    def _kernels(self, frames: Iterable[Tensor]) -> AdapterKernels | None:
+        ranks, device, dtype = self._shelves or (MIN_RANK,), self._device, self._dtype
+        return adapter_kernels(frames, ranks, device=device, dtype=dtype, uses_triton=self._uses_triton)
 
     def _banked(self, target: Target) -> BankedModule:
         """A module that is no linear, as rows with adapters are computed with it."""
@@ -238,13 +334,14 @@ class AdapterBank:
         return make_plan(mixes, self._residents, device=self._device), None
 
     def _free(self, slot: int) -> None:
+        self._vacated.discard(slot)
         if slot in self._places:
             rank, place = self._places.pop(slot)
             self._shelves[rank].free(place)
 
     def _put_gains(self, slot: int, weights: dict[str, LowRank]) -> bool:
         has_gain = any(low_rank.gain is not None for low_rank in weights.values())
-        for name, wrapped in self.wrapped.items():
+        for name, wrapped in tuple(self.wrapped.items()):
             gain = weights[name].gain if name in weights else None
             if gain is not None and wrapped.gains is None:
                 wrapped.gains = _ones(self.num_slots, frame_of(wrapped.base), gain.numel())
@@ -259,6 +356,12 @@ def _frame(target: Target, module: nn.Module) -> Tensor:
         return frame_of(module)
     parameter: Tensor = getattr(module, target.parameter)
     return parameter.mT if target.experts is not None and module.is_transposed else parameter
+
+
+def _entries_per_rank(frame: Tensor) -> int:
+    """Return the numbers that one rank of a change takes to a weight of that frame."""
+    *experts, outputs, inputs = frame.shape
+    return math.prod(experts) * (outputs + inputs)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

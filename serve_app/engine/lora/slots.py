@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, wait
+from dataclasses import replace
 from typing import Any
 
+from serve_app.core.cards import Residency
 from serve_app.core.names import ModelRef
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
@@ -41,6 +44,9 @@ class Slots:
     vacate:    called with a slot that has changed hands, before `load`
     executor:  one thread, beside the engine's; None loads at once, within `acquire`
     on_staged: called in the executor's thread when there is something to poll
+    fits:      whether versions may be resident together
+    kept:      versions that give way last, as they can be read no more
+    residency: which versions have a slot, and how long loads took; may be read by any thread
     """
 
     def __init__(
@@ -51,23 +57,32 @@ class Slots:
         vacate: Callable[[int], None] | None = None,
         executor: Executor | None = None,
         on_staged: Callable[[], None] | None = None,
+        fits: Callable[[Iterable[str]], bool] = lambda versions: True,
     ) -> None:
         self._load = load
         self._vacate = vacate
         self._executor = executor or Inline()
         self._on_staged = on_staged
+        self._fits = fits
+        self.kept: frozenset[str] = frozenset()
         self._free = list(range(num_slots))[::-1]
         self._slot_of: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._pins: dict[str, int] = {}
         self._staging: dict[str, Future[Callable[[], None] | None]] = {}
         self._failed: dict[str, str] = {}
-        self.num_loads = 0
+        self._sent_at: dict[str, float] = {}
+        self._load_s = 0.0
+        self.num_loads = self.num_hits = 0
+        self.residency = Residency(num_slots=num_slots)
 
     def can_acquire(self, model: ModelRef) -> bool:
         """Whether `acquire` would succeed now."""
         wanted = {part.version for part in model.parts}
-        num_missing = len(wanted - self._slot_of.keys())
-        return num_missing == 0 or num_missing <= len(self._free) + len(self._idle().keys() - wanted)
+        if wanted <= self._slot_of.keys():
+            return True
+        busy = self._slot_of.keys() - self._idle().keys() | wanted
+        fits = busy == wanted or self._fits(busy)  # what is larger than all bytes waits until nobody else has any
+        return fits and len(busy) <= len(self._slot_of) + len(self._free)
 
     def acquire(self, model: ModelRef) -> Mix:
         """Pin every adapter of the model in a slot, sending for those that are not there; () for a base.
@@ -79,6 +94,8 @@ class Slots:
         for part in model.parts:
             if part.version not in self._slot_of:
                 self._send_for(part.version)
+            elif part.version not in self._staging:
+                self.num_hits += 1
             self._slot_of.move_to_end(part.version)
         if isinstance(self._executor, Inline):
             self.poll()
@@ -119,6 +136,13 @@ class Slots:
                 del self._pins[part.version]
                 self._drop_if_failed(part.version)
 
+    def evict(self, version: str) -> bool:
+        """Take a version out of its slot unless it is in use; return whether it is in no slot now."""
+        if version in self._idle():
+            self._vacate_slot_of(version)
+            self._note_residents()
+        return version not in self._slot_of
+
     def check_integrity(self, users: Sequence[ModelRef]) -> None:
         """Assert that each slot has one owner and each pin one user."""
         taken = [*self._free, *self._slot_of.values()]
@@ -132,30 +156,40 @@ class Slots:
         assert self._failed.keys() <= pins.keys(), "a failed version keeps its slot without users"
 
     def _idle(self) -> dict[str, None]:
-        """The versions that nobody pins and nobody is writing, the least recently used first."""
-        return {
-            version: None for version in self._slot_of if version not in self._pins and version not in self._staging
-        }
+        """The versions that nobody pins and nobody is writing, the least recently used first, then those to be kept."""
+        idle = [version for version in self._slot_of if version not in self._pins and version not in self._staging]
+        return dict.fromkeys(sorted(idle, key=self.kept.__contains__))
 
     def _send_for(self, version: str) -> None:
-        slot = self._free.pop() if self._free else self._evict()
+        while not self._free or not self._fits((*self._slot_of, version)):
+            oldest = next(iter(self._idle()), None)
+            if oldest is None:
+                break
+            self._vacate_slot_of(oldest)
+        assert self._free, "acquire() without can_acquire()"
+        slot = self._free.pop()
         if self._vacate is not None:
             self._vacate(slot)
         self.num_loads += 1
         self._slot_of[version] = slot
+        self._sent_at[version] = time.monotonic()
+        self._note_residents()
         future = self._executor.submit(self._load, slot, version)
         self._staging[version] = future
         if self._on_staged is not None:
             on_staged = self._on_staged
             future.add_done_callback(lambda _: on_staged())
 
-    def _evict(self) -> int:
-        version = next(iter(self._idle()), None)
-        assert version is not None, "acquire() without can_acquire()"
-        return self._slot_of.pop(version)
+    def _vacate_slot_of(self, version: str) -> None:
+        slot = self._slot_of.pop(version)
+        if self._vacate is not None:
+            self._vacate(slot)
+        self._free.append(slot)
 
     def _settle(self, version: str, future: Future[Callable[[], None] | None]) -> None:
         error = future.exception()
+        self._load_s += time.monotonic() - self._sent_at.pop(version)
+        self._note_residents()
         if error is None:
             swap_in = future.result()
             if swap_in is not None:
@@ -171,3 +205,10 @@ class Slots:
         if version in self._failed and version not in self._pins:
             del self._failed[version]
             self._free.append(self._slot_of.pop(version))
+            self._note_residents()
+
+    def _note_residents(self) -> None:
+        """Replace `residency`, as other threads read it."""
+        num_settled = self.num_loads - len(self._sent_at)
+        load_s = self._load_s / num_settled if num_settled else 0.0
+        self.residency = replace(self.residency, versions=tuple(self._slot_of), load_s=load_s)

@@ -12,8 +12,9 @@ Behind the step the engine publishes what is computed, starts forks, and release
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from serve_app.core.names import ModelRef
 from serve_app.engine.kv.storage import Holding
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
@@ -192,11 +193,11 @@ class Scheduler:
         self._store.clear()
         return lost
 
-    def check_integrity(self) -> None:
-        """Assert that places, blocks and pins are conserved."""
+    def check_integrity(self, pinned_beside: Iterable[ModelRef] = ()) -> None:
+        """Assert that places, blocks and pins are conserved. pinned_beside: for no sequence"""
         self._store.check_integrity({_holding(each).place: each.num_computed for each in self.running})
         pinned = [each for each in self.waiting if each.place.mix]
-        self._slots.check_integrity([each.request.model for each in (*self.running, *pinned)])
+        self._slots.check_integrity([each.request.model for each in (*self.running, *pinned)] + [*pinned_beside])
 
     def _make_room(self, sequence: Sequence) -> None:
         """Reserve room for the sequence's tokens, at the cost of others, or of itself, if need be."""

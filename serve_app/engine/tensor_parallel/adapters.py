@@ -10,15 +10,25 @@ from torch import nn
 
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.kv.budget import check_adapters_fit
-from serve_app.engine.lora.adapter import Adapter, LowRank
-from serve_app.engine.lora.buckets import shelf_rank
+from serve_app.engine.kv.budget import adapter_budget, check_adapters_fit
+from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, linear_modules
+from serve_app.engine.lora.matching import head_name
 from serve_app.engine.lora.pool import AdapterBank, SwapIn
 from serve_app.engine.tensor_parallel.division import Division
-from serve_app.engine.tensor_parallel.workers import BringAdapter, Serve, Workers, packed, unpacked
+from serve_app.engine.tensor_parallel.workers import (
+    AdmitAdapter,
+    BringAdapter,
+    DropAdapter,
+    Serve,
+    Workers,
+    packed,
+    unpacked,
+)
 
 Weights = dict[str, LowRank]
 """By the module's name."""
+USUAL_RANK = 64
+"""Of adapters that nobody has seen yet, when memory for them is set aside."""
 
 
 class PartBank(AdapterBank):
@@ -50,6 +60,17 @@ class LeaderBank(AdapterBank):
         self._workers = workers
         self._whole: Weights = {}
 
+    def admit(self, adapter: Adapter) -> bool:
+        self._workers.tell(AdmitAdapter(adapter=adapter))
+        return super().admit(adapter)
+
+    def drop(self, version: str) -> None:
+        self._workers.tell(DropAdapter(version=version))
+        super().drop(version)
+
+    def own_part(self, weights: Weights) -> Weights:
+        return part_of(weights, self._division)
+
     def stage(self, slot: int, version: str) -> SwapIn:
         swap_in = super().stage(slot, version)
         parts = [packed(part_of(self._whole, self._division.of(number))) for number in range(1, self._workers.count)]
@@ -70,15 +91,15 @@ class LeaderBank(AdapterBank):
 class WorkerBank(AdapterBank):
     """A worker's bank. It is sent its parts of adapters."""
 
-    _received: Weights
+    received: Weights
 
     def receive(self, order: BringAdapter) -> None:
         """Put a received adapter into its slot."""
-        self._received = unpacked(order.weights)
+        self.received = unpacked(order.weights)
         self.load(order.slot, order.version)
 
     def _read(self, adapter: Adapter) -> Weights:
-        return self._received
+        return self.received
 
 
 def part_of(weights: Weights, division: Division) -> Weights:
@@ -104,21 +125,27 @@ def make_bank(config: EngineConfig, model: LoadedModel, adapters: Items[Adapter]
     """
     shard = model.shard
     if shard is None or shard.workers is None:
-        sizes = [_num_bytes(adapter, model) for adapter in adapters]
+        bank = AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_triton=model.uses_triton)
+        sizes = [bank.bytes_of(adapter.version) for adapter in adapters]
         check_adapters_fit(config, sizes, budget=model.kv_cache_bytes, vocab_size=model.vocab_size, device=model.device)
-        return AdapterBank(model.module, adapters, max_slots=config.max_adapters, uses_triton=model.uses_triton)
-    shard.workers.tell(Serve(versions=tuple(adapter.version for adapter in adapters)))
-    return LeaderBank(
-        model.module,
-        adapters,
-        division=shard.division,
-        workers=shard.workers,
-        max_slots=config.max_adapters,
-        uses_triton=model.uses_triton,
-    )
+    else:
+        shard.workers.tell(Serve(versions=tuple(adapter.version for adapter in adapters)))
+        bank = LeaderBank(
+            model.module,
+            adapters,
+            division=shard.division,
+            workers=shard.workers,
+            max_slots=config.max_adapters,
+            uses_triton=model.uses_triton,
+        )
+    sizes = [bank.bytes_of(adapter.version) for adapter in adapters]
+    bank.max_bytes = adapter_budget(config, sizes, usual=_usual_bytes(model), device=model.device)
+    return bank
 
 
-def _num_bytes(adapter: Adapter, model: LoadedModel) -> int:
-    """Return the bytes of an adapter in its slot."""
-    num_entries = sum(change.num_entries_per_rank for change in adapter.changes.values())
-    return shelf_rank(adapter.rank) * num_entries * model.dtype.itemsize
+def _usual_bytes(model: LoadedModel) -> int:
+    """Return the bytes of an adapter of all linears but the head, in this shard."""
+    head = head_name(model.module)
+    linears = linear_modules(model.module).items()
+    frames = [frame_of(each) for name, each in linears if name.removesuffix(".base") != head]
+    return USUAL_RANK * sum(sum(frame.shape) for frame in frames) * model.dtype.itemsize

@@ -22,17 +22,21 @@ from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import make_store
 from serve_app.engine.lora.adapter import Adapter
+from serve_app.engine.lora.probe import probe_slot
 from serve_app.engine.lora.registration import bind_adapters
 from serve_app.engine.tensor_parallel.adapters import WorkerBank
 from serve_app.engine.tensor_parallel.workers import (
+    AdmitAdapter,
     Answer,
     Bind,
     BringAdapter,
     Collectives,
     Compute,
+    DropAdapter,
     Join,
     Load,
     Serve,
+    TryAdapter,
     carry_out,
 )
 
@@ -85,8 +89,16 @@ class Worker:
                     self._bound, _ = bind_adapters(records, self._model.module, shard=self._model.shard)
                 case Serve(versions=versions):
                     self._make_ready(versions)
+                case AdmitAdapter(adapter=adapter):
+                    if self._bank.add([adapter]):
+                        self._runner.renew()
                 case BringAdapter():
                     self._bank.receive(order)
+                case TryAdapter(slot=slot):
+                    with self._runner.by_itself():
+                        probe_slot(self._model.module, self._bank, slot, self._bank.received, shard=self._model.shard)
+                case DropAdapter(version=version):
+                    self._bank.drop(version)
                 case Compute(calls=calls, layout=layout, by_modules=by_modules):
                     for call in calls:
                         carry_out(call, self._storage)

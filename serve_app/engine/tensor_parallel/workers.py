@@ -31,7 +31,7 @@ from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.storage import Holding, Storage
-from serve_app.engine.lora.adapter import LowRank
+from serve_app.engine.lora.adapter import Adapter, LowRank
 from serve_app.engine.tensor_parallel.division import Division
 
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -138,6 +138,27 @@ class BringAdapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AdmitAdapter:
+    """Make one more adapter known, as the first shard has bound it."""
+
+    adapter: Adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryAdapter:
+    """Compute a few tokens with the adapter that came last, which is in this slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropAdapter:
+    """Forget an adapter that is in none of the first shard's slots."""
+
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StorageCall:
     """A call of a method that changes a storage."""
 
@@ -161,7 +182,7 @@ class Answer:
     refusal: str | None = None
 
 
-Order: TypeAlias = Join | Load | Bind | Serve | BringAdapter | Compute
+Order: TypeAlias = Join | Load | Bind | Serve | AdmitAdapter | BringAdapter | TryAdapter | DropAdapter | Compute
 
 
 def packed(weights: Mapping[str, LowRank]) -> bytes:
@@ -251,10 +272,16 @@ class Workers:
 
     @contextmanager
     def computing(self, layout: Layout, *, by_modules: bool) -> Iterator[None]:
-        """Have the workers compute a step beside the caller. If it fails, the workers cannot go on."""
-        self.check()
+        """Have the workers compute a step beside the caller."""
         calls, self._calls = tuple(self._calls), []
-        self.tell(Compute(calls=calls, layout=layout, by_modules=by_modules))
+        with self.together(Compute(calls=calls, layout=layout, by_modules=by_modules)):
+            yield
+
+    @contextmanager
+    def together(self, order: Order) -> Iterator[None]:
+        """Have the workers carry out an order beside the caller. If that fails, the workers cannot go on."""
+        self.check()
+        self.tell(order)
         try:
             yield
         except BaseException:

@@ -96,14 +96,14 @@ function gauge(value, most, text) {
 }
 
 function queues(now) {
-  const loading = now.loading.map((id) => ({ id, isLoading: true }));
+  const waiting = (ids, state) => ids.map((id) => ({ id, state }));
   const columns = [
     ["model", (model) => make("code", {}, model.id)],
-    ["state", (model) => (model.isLoading ? make("span", { class: "tag" }, "loading") : make("span", { class: "tag good" }, "ready"))],
-    ["inside, of so many places", (model) => (model.isLoading ? "–" : gauge(model.sequences, model.places, `${count(model.sequences)} of ${count(model.places)}`))],
-    ["a request now would wait", (model) => (model.isLoading ? "–" : seconds(model.wait_s)), true],
+    ["state", (model) => (model.state ? make("span", { class: "tag" }, model.state) : make("span", { class: "tag good" }, "ready"))],
+    ["inside, of so many places", (model) => (model.state ? "–" : gauge(model.sequences, model.places, `${count(model.sequences)} of ${count(model.places)}`))],
+    ["a request now would wait", (model) => (model.state ? "–" : seconds(model.wait_s)), true],
   ];
-  const rows = [...now.models, ...loading];
+  const rows = [...now.models, ...waiting(now.loading, "loading"), ...waiting(now.asleep, "asleep")];
   refill("queues", rows.length ? table("Queues", columns, rows) : empty("No model says how much it can hold."));
 }
 

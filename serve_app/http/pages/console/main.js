@@ -1,6 +1,7 @@
 // Begins here: is the service there, does it want a key, and which section is looked at.
 
 import { Access } from "./access.js";
+import { Adapters } from "./adapters.js";
 import { byId } from "./dom.js";
 import { Live } from "./live.js";
 import { memory } from "./memory.js";
@@ -14,6 +15,7 @@ const SECTIONS = [...Object.keys(TITLES), "sign-in"];
 const live = new Live();
 let playground = null;
 let access = null;
+const adapters = new Adapters(() => showAll());
 
 /** Reads the service's description, which needs a key where any is asked for; then shows what was asked for. */
 async function enter() {
@@ -47,11 +49,16 @@ async function look({ again = false } = {}) {
       const refused = await playground.refresh(again ? [] : new URLSearchParams(query).getAll("model"));
       if (refused?.status === 403 && access && !wanted) location.replace("#access"); // a key that is for something else
     }
-    if (name === "models") await showModels();
+    if (name === "models") await showAll();
     if (name === "access") await access.refresh();
   } catch (error) {
     if (!(error instanceof Lost || error instanceof Refused)) throw error;
   }
+}
+
+async function showAll() {
+  await showModels();
+  await adapters.refresh();
 }
 
 function reveal(name) {

@@ -1,0 +1,99 @@
+"""Bodies and answers of the routes that publish adapters: vLLM's two, and those of administrators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from serve_app.api.forms.form import FLAG, Parameter, Text
+from serve_app.api.limits import WireLimits
+from serve_app.api.parse import read_members
+from serve_app.core.bounded import Count
+from serve_app.core.errors import InvalidRequest
+
+NAME = Parameter(Text(), "`base:adapter`, or the adapter's name alone where one base is served.")
+LOAD: Mapping[str, Parameter] = MappingProxyType(
+    {
+        "lora_name": NAME,
+        "lora_path": Parameter(Text(), "The adapter's folder, as the service's machines see it, below an allowed one."),
+        "load_inplace": Parameter(FLAG, "Whether a name that is served may mean this version from now on."),
+    }
+)
+UNLOAD: Mapping[str, Parameter] = MappingProxyType({"lora_name": NAME})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCall:
+    """A folder that is to be published under a name."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: bool = False
+
+
+def parse_load(body: bytes, limits: WireLimits, *, path: str) -> LoadCall:
+    """Read a folder and the name that it is published under. Raises InvalidRequest."""
+    values = read_members(body, LOAD, limits, path=path, required="lora_name")
+    if "lora_path" not in values:
+        raise InvalidRequest.refusing("lora_path", must="be the folder of an adapter", found="nothing")
+    return LoadCall(**values)
+
+
+def parse_name(body: bytes, limits: WireLimits, *, path: str) -> str:
+    """Read the name of an adapter. Raises InvalidRequest."""
+    name: str = read_members(body, UNLOAD, limits, path=path, required="lora_name")["lora_name"]
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviousVersion:
+    """What a name meant before. version: digest of its files;  path: its folder"""
+
+    version: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedAdapter:
+    """One adapter as it is served now.
+
+    id:           its address;  version: digest of its files;  path: its folder
+    previous:     what `rollback` brings back; None if there was nothing
+    published_at: Unix seconds; None if it was not published, but lies in the model's folder
+    by:           the tenant that published it, or `operator`; None as before
+    replicas:     ready ones that serve this version, of `ready_replicas`
+    reason:       why it cannot be used; None for a usable one
+    """
+
+    id: str
+    base: str
+    name: str
+    version: str
+    path: str
+    previous: PreviousVersion | None
+    published_at: float | None
+    by: str | None
+    replicas: Count
+    ready_replicas: Count
+    reason: str | None
+
+    def body(self) -> dict[str, Any]:
+        """Return the entry as JSON has it."""
+        return asdict(self)
+
+
+def adapters_list(revision: int, adapters: Sequence[ListedAdapter]) -> dict[str, object]:
+    """Return the answer of the list. revision: of the published set, 0 if nothing was ever published"""
+    return {"object": "list", "revision": revision, "data": [each.body() for each in adapters]}
+
+
+def loaded_text(name: str) -> str:
+    """Return vLLM's answer."""
+    return f"Success: LoRA adapter '{name}' added successfully."
+
+
+def unloaded_text(name: str) -> str:
+    """Return vLLM's answer."""
+    return f"Success: LoRA adapter '{name}' removed successfully."

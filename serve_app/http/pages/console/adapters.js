@@ -1,0 +1,83 @@
+// Publishes adapters: what each name means, the version before, and a form for another; for keys that may.
+
+import { byId, empty, make, table } from "./dom.js";
+import { show } from "./problems.js";
+import { Refused, ask } from "./service.js";
+
+const ROUTE = "admin/adapters";
+const short = (version) => make("code", { title: version }, version.slice(0, 12));
+
+/** Shows what is published, if the key may see it. changed: called when something else is served */
+export class Adapters {
+  constructor(changed) {
+    this.changed = changed;
+    byId("publish").addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.attempt(() => this.publish());
+    });
+  }
+
+  async refresh() {
+    byId("adapters-problem").replaceChildren();
+    try {
+      const listed = await ask(ROUTE);
+      byId("adapter-list").replaceChildren(listed.data.length ? this.table(listed.data) : empty("No adapter is served. Publish the first one below."));
+      byId("adapters").hidden = false;
+    } catch (error) {
+      if (!(error instanceof Refused && error.status === 403)) throw error;
+      byId("adapters").hidden = true;
+    }
+  }
+
+  table(entries) {
+    const columns = [
+      ["name", (each) => make("code", {}, each.id)],
+      ["version", (each) => (each.reason ? make("span", { class: "tag" }, `unusable: ${each.reason}`) : short(each.version))],
+      ["before", (each) => (each.previous ? short(each.previous.version) : "–")],
+      ["published", (each) => (each.published_at ? `${new Date(each.published_at * 1000).toLocaleString()} by ${each.by}` : "in its folder")],
+      ["replicas", (each) => `${each.replicas} of ${each.ready_replicas}`, true],
+      ["", (each) => make("span", {}, each.previous ? this.action(each, "Roll back", () => this.rollBack(each)) : null, this.action(each, "Withdraw", () => this.withdraw(each)))],
+    ];
+    return table("Adapters and their versions", columns, entries);
+  }
+
+  /** A button that asks once more before it does anything. */
+  action(entry, word, act) {
+    const button = make("button", { type: "button", class: "small", "aria-label": `${word} ${entry.id}` }, word);
+    const say = (sure) => {
+      button.dataset.sure = sure;
+      button.textContent = sure ? "Press again" : word;
+    };
+    button.addEventListener("blur", () => say(""));
+    button.addEventListener("click", () => (button.dataset.sure ? void this.attempt(act) : say("yes")));
+    return button;
+  }
+
+  async publish() {
+    const [name, path] = ["publish-name", "publish-path"].map((id) => byId(id).value.trim());
+    const body = { lora_name: name, lora_path: path, load_inplace: byId("publish-in-place").checked };
+    await ask(ROUTE, { method: "POST", body });
+    byId("publish").reset();
+  }
+
+  rollBack(entry) {
+    return ask(`${ROUTE}/rollback`, { method: "POST", body: { lora_name: entry.id } });
+  }
+
+  withdraw(entry) {
+    return ask(`${ROUTE}?lora_name=${encodeURIComponent(entry.id)}`, { method: "DELETE" });
+  }
+
+  async attempt(act) {
+    const controls = byId("adapters").querySelectorAll("button");
+    for (const each of controls) each.disabled = true;
+    try {
+      await act();
+      await this.changed();
+    } catch (error) {
+      show("adapters-problem", error);
+    } finally {
+      for (const each of controls) each.disabled = false;
+    }
+  }
+}

@@ -1,0 +1,256 @@
+"""Chooses a replica for each prompt.
+
+A replica's cost for a prompt, in seconds:
+
+    (RECOMPUTE * tokens to compute there + tokens that wait there) / its pace + loads of adapters that it lacks
+
+The cheapest one gets the prompt. Replicas that cost about the same are chosen by a hash of the prompt or the adapter,
+so that routers agree without talking. While a replica idles, none gets more than 1.25 times its share of the work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from random import Random
+from statistics import median
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from serve_app.core.delta import PromptReport
+from serve_app.core.prefixes import Prefixes, prefixes_of
+from serve_app.core.request import GenerationRequest
+from serve_app.router.warmth import Warmth
+
+PlacementPolicy = Literal["warm", "least_work", "power_of_two", "random"]
+
+RECOMPUTE = 2.0
+"""A token that is computed costs the time of its request, and as much of those that come after it."""
+SLACK = 1 / 8
+"""Replicas cost about the same if they differ by this part of what the prompt alone costs."""
+BOUND = 1.25
+"""Of a replica's share of the work."""
+FEW = 4
+"""Sequences that a replica may always have: one step computes them all, so none of them waits."""
+TOKENS_PER_S = 1000.0
+"""The pace of replicas before any is measured."""
+SAME_PACE = 2.0
+"""Replicas within this factor of the middle pace count as equally fast: company and chance slow a measurement."""
+LEARNING = 1 / 16
+"""Weight of a new observation."""
+
+
+class Replica(Protocol):
+    """A replica that may get a prompt, as a router knows it.
+
+    work:     sequences it has, running and waiting, those of other routers included
+    capacity: what its work is relative to; equal for equal machines
+    num_foreign: of its work, sequences of other routers
+    num_prompt_tokens: of this router's prompts there, still to be computed
+    pace:     prompt tokens that it computes per second, as measured; None where nothing was
+    """
+
+    @property
+    def replica_id(self) -> str: ...
+    @property
+    def work(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def num_foreign(self) -> int: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def pace(self) -> float | None: ...
+
+
+AnyReplica = TypeVar("AnyReplica", bound=Replica)
+
+
+@dataclass(slots=True)
+class Habits:
+    """What requests to one base are like, as averages that follow the last requests.
+
+    bytes_per_token:   of prompts
+    prompt_tokens:     of a prompt that had to be computed;  completion_tokens: of a sequence
+    trust:             of the tokens that were believed warm, the part that was
+    """
+
+    bytes_per_token: float = 4.0
+    prompt_tokens: float = 64.0
+    completion_tokens: float = 64.0
+    trust: float = 1.0
+
+    def learn_prompt(self, guess: Guess, report: PromptReport) -> None:
+        """Compare what was guessed of a prompt with what its replica says."""
+        num_tokens = report.num_tokens + report.num_dropped_tokens
+        if guess.num_bytes and num_tokens:
+            self.bytes_per_token += LEARNING * (guess.num_bytes / num_tokens - self.bytes_per_token)
+        self.prompt_tokens += LEARNING * (report.num_tokens - report.num_cached_tokens - self.prompt_tokens)
+        if guess.num_warm:
+            found = min(1.0, report.num_cached_tokens / guess.num_warm)
+            self.trust += LEARNING * (found - self.trust)
+
+    def learn_completion(self, num_tokens: int) -> None:
+        self.completion_tokens += LEARNING * (num_tokens - self.completion_tokens)
+
+
+class Guess(NamedTuple):
+    """What a router expects of a prompt at the replica that it chose.
+
+    num_bytes:   of the prompt
+    num_warm:    of its tokens, believed to be cached there
+    num_missing: of its tokens, to be computed there
+    """
+
+    habits: Habits
+    num_bytes: int = 0
+    num_warm: float = 0.0
+    num_missing: float = 0.0
+
+
+@dataclass(slots=True)
+class Given:
+    """What a request has given to a replica so far."""
+
+    work: int = 0
+    tokens: float = 0.0
+
+
+NOTHING = Given()
+
+
+class Offer(NamedTuple, Generic[AnyReplica]):
+    """What a prompt costs at a replica, in seconds: own_s without what waits there."""
+
+    replica: AnyReplica
+    guess: Guess
+    own_s: float
+    cost_s: float
+
+
+class Placement:
+    """The choices of one router, and what they rest on. Belongs to the fleet, so it outlives changes of settings.
+
+    policy: `warm` as above; `least_work` takes the fewest sequences for a replica's size, `power_of_two` the better one
+            of two random replicas by that measure, `random` any
+    """
+
+    def __init__(self, policy: PlacementPolicy = "warm", *, random: Random | None = None) -> None:
+        self.policy = policy
+        self.warmth = Warmth()
+        self.random = random or Random()  # nosec B311 # no secret hangs on it
+        self.turn = 0
+        self._habits: dict[str, Habits] = {}
+
+    def habits_of(self, base: str) -> Habits:
+        return self._habits.setdefault(base, Habits())
+
+    def begin(self) -> Round:
+        """Place one client's request, prompt by prompt."""
+        return Round(self)
+
+
+@dataclass(slots=True)
+class Round:
+    """One request while its prompts are placed. Each choice counts what was given before it."""
+
+    placement: Placement
+    given: dict[str, Given] = field(default_factory=dict)
+
+    def choose(self, request: GenerationRequest, replicas: Sequence[AnyReplica]) -> tuple[AnyReplica, Guess]:
+        """Return the replica for a prompt, and what is expected of it there. `replicas` are one at least."""
+        habits = self.placement.habits_of(request.model.base)
+        turn = self.placement.turn % len(replicas)
+        in_turn = [*replicas[turn:], *replicas[:turn]]  # the first of equals is taken
+        guess = Guess(habits)
+        match self.placement.policy:
+            case "warm":
+                replica, guess = self._warmest(request, in_turn, habits)
+            case "least_work":
+                replica = self._idlest(in_turn)
+            case "power_of_two":
+                replica = self._idlest(self.placement.random.sample(in_turn, min(2, len(in_turn))))
+            case "random":
+                replica = self.placement.random.choice(in_turn)
+        given = self.given.setdefault(replica.replica_id, Given())
+        given.work += request.n
+        given.tokens += guess.num_missing + request.n * habits.completion_tokens
+        self.placement.turn = replicas.index(replica) + 1
+        return replica, guess
+
+    def _idlest(self, replicas: Sequence[AnyReplica]) -> AnyReplica:
+        """Return the replica with the fewest sequences for its size."""
+        return min(replicas, key=lambda each: (each.work + self._given(each).work) / max(1, each.capacity))
+
+    def _warmest(
+        self, request: GenerationRequest, replicas: Sequence[AnyReplica], habits: Habits
+    ) -> tuple[AnyReplica, Guess]:
+        """Return the replica where the prompt costs least, by `offers`, and remember what it will hold."""
+        prefixes, warmth = prefixes_of(request), self.placement.warmth
+        versions = tuple(part.version for part in request.model.parts)
+        offers = self._offers(prefixes, versions, within_bound(replicas, request.n), habits)
+        best = min(offers, key=lambda offer: offer.cost_s)
+        key = _key_of(prefixes.names, request.model.version)
+        if key:
+            most = best.cost_s + SLACK * best.own_s
+            equals = [offer for offer in offers if offer.cost_s <= most]
+            best = max(equals, key=lambda offer: _weight(key, offer.replica.replica_id))
+        warmth.hold(best.replica.replica_id, prefixes.names, versions)
+        return best.replica, best.guess
+
+    def _offers(
+        self, prefixes: Prefixes, versions: Sequence[str], replicas: Sequence[AnyReplica], habits: Habits
+    ) -> list[Offer[AnyReplica]]:
+        """Return what a prompt costs at each replica."""
+        warmth, num_tokens = self.placement.warmth, prefixes.num_bytes / habits.bytes_per_token
+        depths = warmth.depths(prefixes.names, [each.replica_id for each in replicas])
+        paces = even_paces([each.pace for each in replicas])
+        offers = []
+        for replica, depth, pace in zip(replicas, depths, paces, strict=True):
+            num_warm = depth / habits.bytes_per_token
+            num_missing = num_tokens - habits.trust * num_warm
+            own_s = RECOMPUTE * num_missing / pace + warmth.load_s(replica.replica_id, versions)
+            queue_s = (queued(replica, habits) + self._given(replica).tokens) / pace
+            guess = Guess(habits, prefixes.num_bytes, num_warm, num_missing)
+            offers.append(Offer(replica, guess, own_s, own_s + queue_s))
+        return offers
+
+    def _given(self, replica: Replica) -> Given:
+        return self.given.get(replica.replica_id, NOTHING)
+
+
+def queued(replica: Replica, habits: Habits) -> float:
+    """Return the tokens that a replica has to compute, as far as can be known here."""
+    return (
+        replica.num_prompt_tokens + replica.num_foreign * habits.prompt_tokens + replica.work * habits.completion_tokens
+    )
+
+
+def within_bound(replicas: Sequence[AnyReplica], size: int) -> Sequence[AnyReplica]:
+    """Return the replicas that may get so many more sequences: all, or while one idles those near their share."""
+    if all(each.work for each in replicas):
+        return replicas
+    total = BOUND * (sum(each.work for each in replicas) + size) / sum(max(1, each.capacity) for each in replicas)
+    bounds = [max(FEW, math.ceil(total * max(1, each.capacity))) for each in replicas]
+    return [each for each, most in zip(replicas, bounds, strict=True) if each.work + size <= most] or replicas
+
+
+def even_paces(paces: Sequence[float | None]) -> list[float]:
+    """Return the pace of each replica; those near the middle one, and those not measured, count as equal to it."""
+    middle = median([pace for pace in paces if pace is not None] or [TOKENS_PER_S])
+    return [middle if pace is None or middle / SAME_PACE <= pace <= middle * SAME_PACE else pace for pace in paces]
+
+
+def _key_of(names: Sequence[bytes], version: str) -> bytes:
+    """Return what a prompt is placed by among equals: its beginning, else its adapter; b"" where it has neither.
+
+    Prompts that differ only near their ends have the same one, as it ends at a power of two of their names.
+    """
+    return names[(1 << (len(names).bit_length() - 1)) - 1] if names else version.encode()[:64]
+
+
+def _weight(key: bytes, replica_id: str) -> bytes:
+    """Return a replica's rank for a key (rendezvous hashing)."""
+    return blake2b(replica_id.encode(), key=key, digest_size=8).digest()

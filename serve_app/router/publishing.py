@@ -1,0 +1,459 @@
+"""Publishes adapters: every ready replica serves a new version before its publisher is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from serve_app.api.adapters import ListedAdapter, PreviousVersion
+from serve_app.api.error_text import shown
+from serve_app.catalog.adapters import read_version
+from serve_app.catalog.files import CatalogError
+from serve_app.catalog.resolve import ADAPTER_NAME
+from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.core.backend import Backend
+from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.errors import Forbidden, InvalidRequest, ModelNotFound, ReplicaLost, ServeError, Unavailable
+from serve_app.core.tenants import Rights
+from serve_app.router.discovery import HELLO_TIMEOUT_S
+from serve_app.router.fleet import Fleet
+from serve_app.router.link import ReplicaLink
+from serve_app.tenants.errors import StoreUnavailable
+from serve_app.tenants.published import Action, Change, PublishedFile, changed
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+PERIOD_S = 0.5
+"""Between looks for what another router has published."""
+HEARING_PERIOD_S = 0.05
+APPLYING_S = 120.0
+HEARING_S = 30.0
+"""In which other routers must have heard of a change. Replicas forget a silent router earlier."""
+MAX_READING = 2
+"""Adapters whose files a router digests at once."""
+MAX_PATH_CHARS = 4096
+NAME, PATH = "lora_name", "lora_path"
+
+
+class Source(Protocol):
+    """Where the set of published adapters is kept."""
+
+    @property
+    def published(self) -> AdapterSet | None:
+        """The set as heard of last; None before it was heard of."""
+        ...
+
+    async def look(self) -> None:
+        """Hear what the set is now. Where nobody answers, what was heard stays."""
+        ...
+
+    async def change_adapters(self, change: Change) -> AdapterSet:
+        """Carry out a change, and return the set after it. Raises ServeError; then nothing was changed."""
+        ...
+
+
+class FileSource:
+    """A file that all routers of one machine share. on_look: called after every look"""
+
+    def __init__(self, file: PublishedFile, *, on_look: Callable[[], None] = lambda: None) -> None:
+        self.published: AdapterSet | None = None
+        self._file = file
+        self._on_look = on_look
+        self._mark: tuple[int, ...] | None = None
+        self._complaint = ""
+        self._turn = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def look(self) -> None:
+        try:
+            async with self._turn:
+                await asyncio.to_thread(self._read)
+            self._complaint = ""
+        except (OSError, StoreUnavailable) as error:
+            if str(error) != self._complaint:
+                logger.error("%s", error)
+            self._complaint = str(error)
+        self._on_look()
+
+    async def change_adapters(self, change: Change) -> AdapterSet:
+        try:
+            after = await asyncio.to_thread(self._file.change, change)
+        except StoreUnavailable as error:
+            logger.error("%s", error)
+            raise Unavailable(error.shown, None, {"retry_after_s": 2}) from error
+        await self.look()
+        return after
+
+    def _read(self) -> None:
+        mark = self._file.mark  # first: what is written meanwhile is read again
+        if mark != self._mark:
+            self.published, self._mark = self._file.read(), mark
+
+
+class MemorySource:
+    """A set that ends with the process, for a router that is alone."""
+
+    def __init__(self) -> None:
+        self.published = AdapterSet()
+
+    async def look(self) -> None:
+        """There is nobody to hear of."""
+
+    async def change_adapters(self, change: Change) -> AdapterSet:
+        self.published = changed(self.published, change)
+        return self.published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publisher:
+    """Who publishes. rights: the names that it may publish under;  key_id: "" where no key was asked for"""
+
+    name: str = "operator"
+    key_id: str = ""
+    rights: Rights = field(default_factory=Rights)
+
+
+class Publishing:
+    """Brings what is published to every replica. Discovery tells it of replicas, in the place of the fleet.
+
+    A replica that starts joins the fleet when it has applied the set; until then it takes no requests.
+
+    roots: folders below which adapters may lie, besides the `adapters` folder of their model
+    applying_s: in which every ready replica must have applied a change; else the publisher is told that some have not
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        source: Source | None = None,
+        *,
+        roots: Sequence[str] = (),
+        applying_s: float = APPLYING_S,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.roots = tuple(roots)
+        self._fleet = fleet
+        self._source = source or MemorySource()
+        self._applying_s = applying_s
+        self._clock = clock
+        self._waiting: dict[str, tuple[ReplicaCard, Backend]] = {}
+        self._joined: dict[str, Backend] = {}
+        self._models: dict[str, ModelCard] = {}
+        self._applying: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._reading = asyncio.Semaphore(MAX_READING)
+
+    # What discovery tells
+
+    def put(self, card: ReplicaCard, backend: Backend) -> None:
+        """Take a replica in as soon as it has applied what is published, and refresh its card."""
+        model = self._models.get(card.replica_id)
+        if model is not None and model.adapters_revision > card.model.adapters_revision:
+            card = replace(card, model=model)  # the hello began before the change
+        published = self._source.published
+        is_behind = published is None or card.model.adapters_revision < published.revision
+        if is_behind and card.replica_id not in self._joined:
+            self._fleet.hear(card)
+            self._waiting[card.replica_id] = card, backend
+        else:
+            self._join(card, backend)
+        if published is None or card.model.adapters_revision > published.revision:
+            self._begin(self._source.look())
+        elif is_behind:
+            self._push(card.replica_id, backend, published)
+
+    def hear(self, card: ReplicaCard) -> None:
+        self._fleet.hear(card)
+
+    def remove(self, replica_id: str) -> None:
+        for known in (self._waiting, self._joined, self._models):
+            known.pop(replica_id, None)
+        if (task := self._applying.pop(replica_id, None)) is not None:
+            task.cancel()
+        self._fleet.remove(replica_id)
+
+    def rest(self, model: str, *, is_asleep: bool) -> None:
+        self._fleet.rest(model, is_asleep=is_asleep)
+
+    def is_done_with(self, replica_id: str) -> bool:
+        return self._fleet.is_done_with(replica_id)
+
+    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
+        self._fleet.expect(models, failed)
+
+    def refresh(self) -> None:
+        """Bring what was heard of the set to the replicas that are behind. Never waits."""
+        if (published := self._source.published) is None:
+            return
+        for card, backend in tuple(self._waiting.values()):
+            if card.model.adapters_revision >= published.revision:
+                self._join(card, backend)
+            else:
+                self._push(card.replica_id, backend, published)
+        for link in self._fleet.links_of():
+            if link.card.model.adapters_revision < published.revision:
+                self._push(link.replica_id, link.backend, published)
+
+    # What publishers ask
+
+    async def publish(self, name: str, path: str, by: Publisher, *, in_place: bool = False) -> PublishedAdapter:
+        """Let a name mean the adapter in a folder, on every ready replica of its base.
+
+        name: `base:adapter`, or the adapter's name alone where one base is served
+        in_place: whether the name may have meant another version before
+
+        Raises ServeError: InvalidRequest for a bad adapter or a name that is taken, Forbidden for a name or folder that
+        the publisher may not use, ModelNotFound, Unavailable. Nothing is published then, unless it says so.
+        """
+        return await self._shielded(self._publish(name, path, by, in_place=in_place))
+
+    async def withdraw(self, name: str, by: Publisher) -> str:
+        """Let a name mean nothing, and return its address. Raises as `publish`, and AdapterNotFound."""
+        change = self._change("withdraw", *self._named(name, by), by)
+        await self._shielded(self._carry_out(change))
+        return change.address
+
+    async def roll_back(self, name: str, by: Publisher) -> PublishedAdapter:
+        """Let a name mean the version that it meant before. Raises as `publish`, and AdapterNotFound."""
+        change = self._change("roll back", *self._named(name, by), by)
+        return await self._shielded(self._roll_back(change))
+
+    @property
+    def revision(self) -> int:
+        """Return the revision of the set as it was heard of last; 0 if nothing was ever published."""
+        return 0 if self._source.published is None else self._source.published.revision
+
+    def listed(self) -> list[ListedAdapter]:
+        """Return every adapter by address: published ones, and those in models' folders."""
+        names = {(each.base, each.name) for each in (self._source.published or AdapterSet()).adapters}
+        names |= {(base, each.name) for base, card in self._fleet.cards.items() for each in card.adapters}
+        return [self.entry(*each) for each in sorted(names)]
+
+    def entry(self, base: str, name: str) -> ListedAdapter:
+        """Return one adapter as it is served now."""
+        published = (self._source.published or AdapterSet()).find(base, name)
+        card = self._fleet.cards[base].adapter(name) if base in self._fleet.cards else None
+        version, path = (card.version, card.root) if card is not None else ("", "")
+        if published is not None:
+            version, path = published.version, published.path
+        links = self._fleet.links_of(base)
+        found = [link.card.model.adapter(name) for link in links]
+        cards = [each for each in found if each is not None and each.version == version]
+        previous = None if published is None else published.previous
+        return ListedAdapter(
+            id=f"{base}:{name}",
+            base=base,
+            name=name,
+            version=version,
+            path=path,
+            previous=None if previous is None else PreviousVersion(version=previous[0], path=previous[1]),
+            published_at=None if published is None else published.published_at,
+            by=None if published is None else published.by,
+            replicas=sum(each.is_usable for each in cards),
+            ready_replicas=len(links),
+            reason=next((each.reason for each in cards if each.reason is not None), None),
+        )
+
+    async def _publish(self, name: str, path: str, by: Publisher, *, in_place: bool) -> PublishedAdapter:
+        """1. check name and folder; 2. digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
+        base, adapter = self._named(name, by)
+        if not ADAPTER_NAME.fullmatch(adapter):
+            must = f"be base:adapter, the adapter's name matching {ADAPTER_NAME.pattern}"
+            raise InvalidRequest.refusing(NAME, must=must, found=shown(name))
+        links = self._fleet.links_of(base)
+        if not links:
+            raise self._fleet.not_ready(base)
+        folder, root = self._folder(path, links, by)
+        change = replace(self._change("publish", base, adapter, by), path=str(folder), in_place=in_place)
+        changed(self._heard(), change)  # refuses early a name that is taken
+        async with self._reading:
+            version = await asyncio.to_thread(_version, folder, root)
+        await self._stage(base, adapter, str(folder), version)
+        return _found(await self._carry_out(replace(change, version=version)), change)
+
+    async def _roll_back(self, change: Change) -> PublishedAdapter:
+        before = _found(changed(self._heard(), change), change)  # refuses early
+        await self._stage(before.base, before.name, before.path, before.version)
+        return _found(await self._carry_out(change), change)
+
+    def _named(self, name: str, by: Publisher) -> tuple[str, str]:
+        """Return base and adapter of an address. Raises ModelNotFound, InvalidRequest, Forbidden."""
+        published = self._source.published or AdapterSet()
+        served = {*self._fleet.cards, *self._fleet.loading, *self._fleet.failed}
+        bases = served | {each.base for each in published.adapters}
+        base = max((each for each in bases if name.startswith(f"{each}:")), key=len, default=None)
+        if base is None and ":" not in name and len(served) == 1:
+            [base] = served
+            name = f"{base}:{name}"
+        if base is None or not name[len(base) + 1 :]:
+            must = "be base:adapter, of a base model that is served"
+            raise ModelNotFound.refusing(NAME, must=must, found=shown(name))
+        adapter = name[len(base) + 1 :]
+        if not by.rights.allow(base, adapter):
+            must = "be a name that the key's tenant may publish under (`publishes` of the tenant)"
+            raise Forbidden.refusing(NAME, must=must, found=shown(name))
+        return base, adapter
+
+    def _folder(self, path: str, links: Sequence[ReplicaLink], by: Publisher) -> tuple[Path, Path]:
+        """Return the folder that is meant, without links, and the root that it is below.
+
+        Raises Forbidden alike for what is not there and for what is elsewhere: nobody learns of other files, and only
+        the operator of the roots.
+        """
+        roots = {*self.roots, *(link.card.model.adapters_root for link in links)} - {""}
+        refusal = Forbidden.refusing(
+            PATH,
+            must="be a folder below `adapters` of the model or `adapter_roots` of the router",
+            found=shown(path),
+            remedy=f"Allowed are {', '.join(sorted(roots)) or 'none yet'}." if by.rights.allow_everything else "",
+        )
+        if len(path) > MAX_PATH_CHARS or "\0" in path or ".." in Path(path).parts or not path.isprintable():
+            raise refusal
+        try:
+            folder = Path(path).resolve()
+            for root in sorted(roots, key=len, reverse=True):
+                place = Path(root).resolve()
+                if folder != place and folder.is_relative_to(place) and folder.is_dir():
+                    return folder, place
+        except (OSError, RuntimeError):  # a loop of links
+            raise refusal from None
+        raise refusal
+
+    def _change(self, action: Action, base: str, name: str, by: Publisher) -> Change:
+        card = self._fleet.cards[base].adapter(name) if base in self._fleet.cards else None
+        revisions = [link.card.model.adapters_revision for link in self._fleet.links_of()]
+        return Change(
+            action=action,
+            base=base,
+            name=name,
+            served=None if card is None else (card.version, card.root),
+            by=by.name,
+            actor=by.key_id,
+            at=self._clock(),
+            seen=max(revisions, default=0),
+        )
+
+    def _heard(self) -> AdapterSet:
+        if (published := self._source.published) is None:
+            raise Unavailable("It is not known yet what is published; retry.", None, {"retry_after_s": 2})
+        return published
+
+    async def _stage(self, base: str, name: str, path: str, version: str) -> None:
+        """Have every ready replica read and try an adapter. Raises the refusal of any."""
+        links = self._fleet.links_of(base)
+        calls = (link.backend.stage_adapter(name, path, version) for link in links)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        refusals = [each for each in answers if isinstance(each, ServeError) and not isinstance(each, ReplicaLost)]
+        if refusals:
+            raise min(refusals, key=lambda refusal: refusal.status)
+        if all(isinstance(each, BaseException) for each in answers):
+            raise self._fleet.not_ready(base)
+
+    async def _carry_out(self, change: Change) -> AdapterSet:
+        """Keep a change, and wait until every ready replica has applied it and every router has heard of it."""
+        after = await self._source.change_adapters(change)
+        if change.action != "withdraw":
+            version = _found(after, change).version[:12]
+            logger.info("adapter %s: %s of version %s by %s", change.address, change.action, version, change.by)
+        self.refresh()
+        try:
+            async with asyncio.timeout(self._applying_s):
+                while behind := self._behind(change.base, after.revision):
+                    await asyncio.wait([self._push(link.replica_id, link.backend, after) for link in behind])
+        except TimeoutError:
+            facts = {"retry_after_s": 5}
+            seconds = f"{self._applying_s:g} s"
+            message = f"{change.address} is changed, but some replicas have not applied it within {seconds} yet."
+            raise Unavailable(message, None, facts) from None
+        await self._until_heard(change.base)
+        return after
+
+    def _behind(self, base: str, revision: int) -> list[ReplicaLink]:
+        return [link for link in self._fleet.links_of(base) if link.card.model.adapters_revision < revision]
+
+    async def _until_heard(self, base: str) -> None:
+        """Wait until no replica knows a router that was not told of its revision."""
+        try:
+            async with asyncio.timeout(HEARING_S):
+                while True:
+                    if not any(await asyncio.gather(*map(self._num_behind, self._fleet.links_of(base)))):
+                        return
+                    await asyncio.sleep(HEARING_PERIOD_S)
+        except TimeoutError:
+            logger.warning("another router has not heard of a change of adapters within %g s", HEARING_S)
+
+    async def _num_behind(self, link: ReplicaLink) -> int:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                return (await link.backend.hello(self._fleet.router_id)).num_routers_behind
+        except Exception as error:
+            logger.debug("replica %s did not answer: %r", link.replica_id, error)
+            return 0  # it is gone, or discovery finds out
+
+    def _push(self, replica_id: str, backend: Backend, published: AdapterSet) -> asyncio.Task[None]:
+        """Have a replica apply the set, unless it does already; the task never fails."""
+        if (task := self._applying.get(replica_id)) is None:
+            task = self._begin(self._apply(replica_id, backend, published))
+            self._applying[replica_id] = task
+        return task
+
+    async def _apply(self, replica_id: str, backend: Backend, published: AdapterSet) -> None:
+        try:
+            model = await backend.apply_adapters(published)
+        except Exception as error:
+            logger.warning("replica %s could not be told what is published: %s", replica_id, error)
+            await asyncio.sleep(HEARING_PERIOD_S)
+            return
+        finally:
+            self._applying.pop(replica_id, None)
+        self._models[replica_id] = model
+        waiting = self._waiting.get(replica_id)
+        if waiting is None:
+            self._fleet.update(replica_id, model)
+        else:
+            self._waiting[replica_id] = replace(waiting[0], model=model), backend
+            self.refresh()  # something else may have been published meanwhile
+
+    def _join(self, card: ReplicaCard, backend: Backend) -> None:
+        self._waiting.pop(card.replica_id, None)
+        self._joined[card.replica_id] = backend
+        self._fleet.put(card, backend)
+
+    async def _shielded(self, work: Coroutine[object, object, Result]) -> Result:
+        """Go on where the publisher leaves, and in an empty context: Serve cancels the calls of a client's request."""
+        return await asyncio.shield(self._begin(work))
+
+    def _begin(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
+        task = asyncio.get_running_loop().create_task(work, context=Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def _version(folder: Path, root: Path) -> str:
+    """Return the digest of an adapter's files. Raises InvalidRequest for what is none."""
+    try:
+        return read_version(folder, root=root)
+    except (CatalogError, OSError) as error:
+        reason = error if isinstance(error, CatalogError) else f"its files cannot be read ({error.strerror})"
+        must = "be the folder of an adapter as PEFT saves it"
+        raise InvalidRequest.refusing(PATH, must=must, found=f"one that is refused: {reason}") from None
+
+
+def _found(published: AdapterSet, change: Change) -> PublishedAdapter:
+    found = published.find(change.base, change.name)
+    assert found is not None
+    return found

@@ -1,0 +1,230 @@
+"""The adapters that a fleet has published: how the set changes, and the file that keeps it where there is no store."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.core.errors import AdapterNotFound, InvalidRequest
+from serve_app.tenants.errors import StoreUnavailable
+
+DEFAULT_FILE = "serve_app.adapters.json"
+FORM = 1
+"""Of the file; one of another form is refused."""
+MAX_FILE_BYTES = 64 * 2**20
+MAX_PUBLISHED = 10_000
+MAX_WITHDRAWN = 10_000
+"""Names that are remembered as withdrawn; the oldest are forgotten first."""
+
+Action = Literal["publish", "withdraw", "roll back"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of what is published.
+
+    version, path: of what is published
+    served:   version and folder that the name meant, where it is served without having been published
+    in_place: whether what the name means may be replaced
+    by, at:   the tenant, or "operator", and Unix seconds
+    actor:    the id of the key that asks; "" where none was asked for
+    seen:     the highest revision that any replica has applied; the new one is higher
+    """
+
+    action: Action
+    base: str
+    name: str
+    version: str = ""
+    path: str = ""
+    served: tuple[str, str] | None = None
+    in_place: bool = False
+    by: str = "operator"
+    actor: str = ""
+    at: float = 0.0
+    seen: int = 0
+
+    @property
+    def address(self) -> str:
+        return f"{self.base}:{self.name}"
+
+
+def changed(published: AdapterSet, change: Change) -> AdapterSet:
+    """Return the set after a change, at a new revision; the same set if nothing differs.
+
+    Raises InvalidRequest, and AdapterNotFound where the name means nothing.
+    """
+    current = published.find(change.base, change.name)
+    others = tuple(each for each in published.adapters if each is not current)
+    key = (change.base, change.name)
+    withdrawn = tuple(each for each in published.withdrawn if each != key)
+    if change.action == "withdraw":
+        if current is None and change.served is None:
+            raise _not_found(change)
+        return _next(published, change, others, (*withdrawn, key)[-MAX_WITHDRAWN:])
+    new = _published(current, change) if change.action == "publish" else _rolled_back(current, change)
+    if new == current:
+        return published
+    if len(others) >= MAX_PUBLISHED:
+        must = f"be published beside at most {MAX_PUBLISHED - 1} others: withdraw some"
+        raise InvalidRequest.refusing("lora_name", must=must, found=str(len(others)))
+    return _next(published, change, (*others, new), withdrawn)
+
+
+def _published(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+    meant = change.served if current is None else (current.version, current.path)
+    if meant is not None and not change.in_place:
+        raise InvalidRequest.refusing(
+            "lora_name",
+            must="be a name that is not served yet",
+            found=f"'{change.address}', which has already been loaded",
+            remedy='To replace what it means, send "load_inplace": true.',
+        )
+    if current is not None and current.version == change.version:
+        return replace(current, path=change.path)
+    return _as_published(change, (change.version, change.path), meant)
+
+
+def _rolled_back(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+    if current is None:
+        raise _not_found(change)
+    if current.previous is None:
+        must = "name an adapter that meant another version before"
+        raise InvalidRequest.refusing("lora_name", must=must, found=f"'{change.address}', which has one version only")
+    return _as_published(change, current.previous, (current.version, current.path))
+
+
+def _as_published(change: Change, new: tuple[str, str], before: tuple[str, str] | None) -> PublishedAdapter:
+    return PublishedAdapter(
+        base=change.base,
+        name=change.name,
+        version=new[0],
+        path=new[1],
+        previous=None if before is None or before[0] == new[0] else before,
+        published_at=change.at,
+        by=change.by,
+    )
+
+
+def _next(
+    published: AdapterSet,
+    change: Change,
+    adapters: tuple[PublishedAdapter, ...],
+    withdrawn: tuple[tuple[str, str], ...],
+) -> AdapterSet:
+    return AdapterSet(
+        revision=max(published.revision, change.seen) + 1,
+        adapters=tuple(sorted(adapters, key=attrgetter("base", "name"))),
+        withdrawn=withdrawn,
+    )
+
+
+def _not_found(change: Change) -> AdapterNotFound:
+    must = "name an adapter that is served"
+    return AdapterNotFound.refusing("lora_name", must=must, found=f"'{change.address}', which cannot be found")
+
+
+class PublishedFile:
+    """The set in a file of JSON, which several processes of one machine read and change.
+
+    A change is whole or not at all, whatever ends in the middle of it: 1. lock; 2. read; 3. write a new file and sync
+    it; 4. rename it over the old one and sync the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        """Return what tells the file's content from another one; () where there is no file."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return ()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def read(self) -> AdapterSet:
+        """Return the set, an empty one if there is no file. Raises StoreUnavailable for a damaged file."""
+        try:
+            with self._path.open("rb") as file:
+                written = file.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            return AdapterSet()
+        except OSError as error:
+            raise self._unreadable(error) from error
+        try:
+            if len(written) > MAX_FILE_BYTES:
+                raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
+            return _read(json.loads(written))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise self._unreadable(error) from error
+
+    def change(self, change: Change) -> AdapterSet:
+        """Carry out a change, and return the set after it. Raises as `changed`, and StoreUnavailable."""
+        try:
+            with self._locked():
+                before = self.read()
+                after = changed(before, change)
+                if after is not before:
+                    self._write(after)
+                return after
+        except OSError as error:
+            message = f"{self._path.name}, the file of published adapters, cannot be written: {error.strerror}"
+            raise StoreUnavailable(f"{message} ({self._path.resolve()}).", f"{message}.") from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        descriptor = os.open(self._path.with_name(f".{self._path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _write(self, published: AdapterSet) -> None:
+        folder = self._path.resolve().parent
+        descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=folder)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                json.dump({"form": FORM, **asdict(published)}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(name, self._path)
+        except BaseException:
+            os.unlink(name)
+            raise
+        opened = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
+
+    def _unreadable(self, error: Exception) -> StoreUnavailable:
+        message = f"{self._path.name}, the file of published adapters, cannot be read"
+        remedy = "Bring it back from a copy, or remove it: then folders are served as they lie on disk"
+        return StoreUnavailable(f"{message}: {error}. {remedy} ({self._path.resolve()}).", f"{message}.")
+
+
+def _read(content: Any) -> AdapterSet:
+    """Return the set that was written. Raises ValueError, TypeError, KeyError for anything else."""
+    if content["form"] != FORM:
+        raise ValueError(f"it has form {str(content['form'])[:20]!r}; this version reads {FORM}")
+    adapters = tuple(
+        PublishedAdapter(**{**each, "previous": None if each["previous"] is None else _pair(each["previous"])})
+        for each in content["adapters"]
+    )
+    withdrawn = tuple(map(_pair, content["withdrawn"]))
+    return AdapterSet(revision=int(content["revision"]), adapters=adapters, withdrawn=withdrawn)
+
+
+def _pair(written: Any) -> tuple[str, str]:
+    first, second = written
+    return str(first), str(second)

@@ -1,0 +1,109 @@
+"""Keeps the set of published adapters in the store of tenants, each change with its event."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Engine, delete, insert, inspect, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.tenants import tables
+from serve_app.tenants.errors import unavailable
+from serve_app.tenants.published import Change, changed
+from serve_app.tenants.store import Author, TenantStore, fact, note
+
+REVISION = "adapters"
+"""The name of the fact."""
+
+
+def published_in(store: TenantStore) -> AdapterSet:
+    """Return the set as it is at one moment. A store that an earlier version made has none."""
+    if not _has_table(store.engine):
+        return AdapterSet()
+    with store.engine.connect() as connection:
+        return _read(connection)
+
+
+def change_published(store: TenantStore, change: Change) -> AdapterSet:
+    """Carry out a change, with its event, in one transaction; return the set after it.
+
+    Raises as `changed`, and StoreUnavailable where the database fails.
+    """
+    try:
+        tables.published.create(store.engine, checkfirst=True)
+        return _changed(store, change)
+    except SQLAlchemyError as error:
+        raise unavailable(error) from error
+
+
+def _changed(store: TenantStore, change: Change) -> AdapterSet:
+    with store.growing() as connection:
+        before = _read(connection)
+        after = changed(before, change)
+        if after is not before:
+            _write(connection, before, after, at=change.at)
+            author = Author(name=change.actor or change.by, at=change.at)
+            told = {"version": change.version, "path": change.path} if change.action == "publish" else {}
+            details = {"adapter": change.address, "by": change.by, "revision": after.revision, **told}
+            note(connection, author, f"{change.action} adapter", change.address[: tables.MAX_NAME_CHARS], details)
+    return after
+
+
+def _has_table(engine: Engine) -> bool:
+    return inspect(engine).has_table(tables.published.name)
+
+
+def _read(connection: Connection) -> AdapterSet:
+    columns = tables.published.c
+    rows = connection.execute(select(tables.published).order_by(columns.published_at, columns.base, columns.name)).all()
+    adapters = tuple(
+        PublishedAdapter(
+            base=row.base,
+            name=row.name,
+            version=row.version,
+            path=row.path,
+            previous=None if row.previous_version is None else (row.previous_version, row.previous_path),
+            published_at=row.published_at,
+            by=row.by,
+        )
+        for row in sorted(rows, key=lambda row: (row.base, row.name))
+        if row.version is not None
+    )
+    withdrawn = tuple((row.base, row.name) for row in rows if row.version is None)
+    return AdapterSet(revision=fact(connection, REVISION), adapters=adapters, withdrawn=withdrawn)
+
+
+def _write(connection: Connection, before: AdapterSet, after: AdapterSet, *, at: float) -> None:
+    """Write what differs."""
+    kept = set(before.adapters) & set(after.adapters)
+    kept_names = {(each.base, each.name) for each in kept} | (set(before.withdrawn) & set(after.withdrawn))
+    gone = {(each.base, each.name) for each in before.adapters} | set(before.withdrawn)
+    columns = tables.published.c
+    for base, name in gone - kept_names:
+        connection.execute(delete(tables.published).where(columns.base == base, columns.name == name))
+    rows = [_row(each) for each in after.adapters if each not in kept]
+    rows += [_tombstone(*each, at=at) for each in after.withdrawn if each not in kept_names]
+    if rows:
+        connection.execute(insert(tables.published), rows)
+    if not connection.execute(
+        update(tables.facts).where(tables.facts.c.name == REVISION).values(value=after.revision)
+    ).rowcount:
+        connection.execute(insert(tables.facts), [{"name": REVISION, "value": after.revision}])
+
+
+def _row(adapter: PublishedAdapter) -> dict[str, object]:
+    version, path = adapter.previous or (None, None)
+    return {
+        "base": adapter.base,
+        "name": adapter.name,
+        "version": adapter.version,
+        "path": adapter.path,
+        "previous_version": version,
+        "previous_path": path,
+        "published_at": adapter.published_at,
+        "by": adapter.by,
+    }
+
+
+def _tombstone(base: str, name: str, *, at: float) -> dict[str, object]:
+    nothing = dict.fromkeys(("version", "path", "previous_version", "previous_path"))
+    return {"base": base, "name": name, "published_at": at, "by": "", **nothing}
