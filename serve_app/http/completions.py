@@ -115,6 +115,10 @@ class Completions:
         def open_run() -> tuple[CompletionRequest, Run]:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
             request = story.request = self._router.settled(story.request)
+            exchange.tell = lambda: [
+                *response_headers(request, None if story.run is None else story.run.stats.usage),
+                *rate_headers(self._router.rates),
+            ]
             return request, self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
 
         try:
@@ -122,10 +126,6 @@ class Completions:
             await story.ticket.turn()
             limit_s = time_limit_of(headers)
             request, opened = await self._router.once_awake(open_run, story.ticket, limit_s=limit_s)
-            exchange.tell = lambda: [
-                *response_headers(request, None if story.run is None else story.run.stats.usage),
-                *rate_headers(self._router.rates),
-            ]
             await opened.in_turn(story.ticket.turn())
             story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
             self._router.check_lengths(opened)

@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from serve_app.engine.decoder.memory import sent
 from serve_app.engine.decoder.text_part import query_scale, scales_queries
+from serve_app.engine.decoder.transformers_private import unregister
 from serve_app.engine.kv.storage import AttentionPlan, KeyValueShape, Reading, Storage
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.scheduler.sequence import Batch
@@ -233,7 +234,7 @@ class PackedAttention:
         self._shape = shape
         self._current = current
         self._rules: dict[int, Rules] = {}
-        ALL_ATTENTION_FUNCTIONS[self.name] = self
+        ALL_ATTENTION_FUNCTIONS.register(self.name, self)
 
     def __call__(
         self,
@@ -279,4 +280,4 @@ class PackedAttention:
 
     def close(self) -> None:
         """Forget the function; the model it was given to has none then."""
-        ALL_ATTENTION_FUNCTIONS.pop(self.name, None)
+        unregister(ALL_ATTENTION_FUNCTIONS, self.name)

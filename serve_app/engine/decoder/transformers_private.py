@@ -17,6 +17,11 @@ def from_config(kind: type[PreTrainedModel], config: PreTrainedConfig, *, dtype:
     return made
 
 
+def unregister(functions: Any, name: str) -> None:
+    """Undo `register` of transformers' attention functions. `del` undoes only what one module set for itself."""
+    functions._global_mapping.pop(name, None)
+
+
 def lets_attention_be_chosen(model: PreTrainedModel) -> bool:
     """Return whether the model's attention can be exchanged. The public setter only logs a warning if it cannot."""
     return bool(model._can_set_attn_implementation())
