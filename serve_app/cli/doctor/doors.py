@@ -16,7 +16,7 @@ LEAKS = re.compile(r"Traceback|site-packages|/serve_app/\w+|\bFile \"")
 PAGES = {"page": "/docs", "console": "/console"}
 LOADED = re.compile(r"(?:src=|<link[^>]*href=)[\"'](https?://[^\"']+)")
 PAGE_HEADERS = ("content-security-policy", "referrer-policy", "x-content-type-options", "x-frame-options")
-WITH_TOKEN = "Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints."
+START_RAY = "Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints."
 ANOTHER = "Something else than this service answers there; serve the router of serve_app.deployments.apps."
 
 
@@ -75,7 +75,7 @@ def check_ray_dashboard(facts: Facts) -> Iterator[Verdict]:
         yield verdict(
             severity,
             f"Ray's dashboard answers {opened[0]} without its token: whoever reaches it runs code here",
-            WITH_TOKEN,
+            START_RAY,
             *RESTART,
         )
     elif outside:
@@ -100,7 +100,7 @@ def check_ray_ports(facts: Facts) -> Iterator[Verdict]:
         f" {'and want its token' if has_token else 'without its token'}: {ports}",
         "Let a firewall keep all but the machines of the cluster from them; on one machine nobody needs them."
         if has_token
-        else WITH_TOKEN,
+        else START_RAY,
         *((_firewall(sorted({each.port for each in rays})),) if has_token else RESTART),
     )
 
