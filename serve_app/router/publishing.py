@@ -298,13 +298,13 @@ class Publishing:
         if base is None and ":" not in name and len(served) == 1:
             [base] = served
             name = f"{base}:{name}"
-        if base is None or not name[len(base) + 1 :]:
-            must = "be base:adapter, of a base model that is served"
-            raise ModelNotFound.refusing(NAME, must=must, found=shown(name))
-        adapter = name[len(base) + 1 :]
-        if not by.rights.allow(base, adapter):
+        wanted, _, adapter = name.rpartition(":") if base is None else (base, ":", name[len(base) + 1 :])
+        if not by.rights.allow(wanted, adapter):  # first: nobody learns by it which bases are served
             must = "be a name that the key's tenant may publish under (`publishes` of the tenant)"
             raise Forbidden.refusing(NAME, must=must, found=shown(name))
+        if base is None or not adapter:
+            must = "be base:adapter, of a base model that is served"
+            raise ModelNotFound.refusing(NAME, must=must, found=shown(name))
         return base, adapter
 
     def _folder(self, path: str, links: Sequence[ReplicaLink], by: Publisher) -> tuple[Path, Path]:

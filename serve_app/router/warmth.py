@@ -28,7 +28,7 @@ class Warmth:
         self._holders: OrderedDict[bytes, int] = OrderedDict()
         self._bits: dict[str, int] = {}
         self._gone = 0  # bits of replicas that left, still in the table
-        self._shelves: dict[str, Shelf] = {}
+        self._adapters: dict[str, HeldAdapters] = {}
 
     @property
     def num_names(self) -> int:
@@ -37,7 +37,7 @@ class Warmth:
     def hear(self, card: ReplicaCard) -> None:
         """Take in what a replica says: prefixes that other routers sent it, and its adapters."""
         self.hold(card.replica_id, card.prefixes)
-        self._shelf(card.replica_id).hear(card.residency)
+        self._adapters_of(card.replica_id).hear(card.residency)
 
     def hold(self, replica_id: str, names: Sequence[bytes], versions: Iterable[str] = ()) -> None:
         """Note that a replica has these prefixes and adapter versions, or will have them when it has computed."""
@@ -48,11 +48,11 @@ class Warmth:
         while len(holders) > self._max_names:
             holders.popitem(last=False)
         if versions:
-            self._shelf(replica_id).sent.update(versions)
+            self._adapters_of(replica_id).sent.update(versions)
 
     def forget(self, replica_id: str) -> None:
         """Forget a replica that is gone."""
-        self._shelves.pop(replica_id, None)
+        self._adapters.pop(replica_id, None)
         self._gone |= self._bits.pop(replica_id, 0)
         if self._gone.bit_count() >= MAX_GONE:
             left = ((name, holders & ~self._gone) for name, holders in self._holders.items())
@@ -78,10 +78,10 @@ class Warmth:
 
         Where all slots are taken, each load costs another one: somebody has to load what is evicted again.
         """
-        return self._shelf(replica_id).load_s(versions) if versions else 0.0
+        return self._adapters_of(replica_id).load_s(versions) if versions else 0.0
 
-    def _shelf(self, replica_id: str) -> Shelf:
-        return self._shelves.setdefault(replica_id, Shelf())
+    def _adapters_of(self, replica_id: str) -> HeldAdapters:
+        return self._adapters.setdefault(replica_id, HeldAdapters())
 
     def _bit(self, replica_id: str) -> int:
         """Return the replica's bit; a new one gets the lowest that is free."""
@@ -91,7 +91,7 @@ class Warmth:
         return self._bits[replica_id]
 
 
-class Shelf:
+class HeldAdapters:
     """The adapters of one replica: as it told them last, and those sent since the card before that.
 
     What was sent while the last card was on its way is not on it.

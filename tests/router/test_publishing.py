@@ -313,6 +313,13 @@ async def test_a_tenant_publishes_under_its_own_names_alone(house: House) -> Non
     assert [each.id for each in house.publishing.listed()] == ["tiny:acme-sql", "tiny:sql"]
 
 
+@pytest.mark.parametrize("name", ["tiny:sql", "nobody:sql", "tiny:", "sql", ""])
+async def test_a_tenant_does_not_learn_which_bases_are_served(house: House, name: str) -> None:
+    stranger = Publisher(name="acme", key_id="key-1", rights=Rights(("other:acme-*",)))
+    with pytest.raises(Forbidden, match="publishes"):
+        await house.publishing.publish(name, house.folder("a"), stranger)
+
+
 async def test_folders_elsewhere_are_refused_whether_they_are_there_or_not(house: House, tmp_path: Path) -> None:
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
