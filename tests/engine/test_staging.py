@@ -52,7 +52,7 @@ def started(*found: AdapterRecord, **changes: Any) -> Iterator[ReplicaEngine]:
 def test_a_configuration_that_was_there_at_start_is_not_matched_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.engine.lora.apart.MATCHING_S", 0.001)  # no process could
+    monkeypatch.setattr("serve_app.engine.lora.sandboxed_matching.MATCHING_S", 0.001)  # no process could
     with started(record(folder, "a")) as engine:
         card = engine.adapters.stage(record(folder, "b")).result(SECONDS)
         assert (card.name, card.rank, card.is_usable) == ("b", 8, True)

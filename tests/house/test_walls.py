@@ -40,7 +40,7 @@ WALLS = {
     "kernels": wall(theirs="torch triton llvmlite"),
     "replica": wall("core text constraints templates"),
     "engine": wall(
-        "core text constraints templates kernels replica",
+        "core text constraints templates kernels replica sandbox",
         "torch transformers peft safetensors PIL flashinfer annotated_types",
     ),
     "router": wall("core api catalog tenants tools"),

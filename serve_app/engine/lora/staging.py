@@ -13,9 +13,9 @@ from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.adapter import Adapter, bind_adapter
-from serve_app.engine.lora.apart import match_apart
 from serve_app.engine.lora.matching import AdapterRefused, Matcher
 from serve_app.engine.lora.registration import bind_adapters, keeps_prefix
+from serve_app.engine.lora.sandboxed_matching import match_sandboxed
 from serve_app.kernels.openmp import compute_alone
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,16 @@ ENGINE_S = 300.0
 class Staging:
     """Takes adapters in, one after the other, in a thread of its own; sequences are computed meanwhile.
 
-    For one that is staged: 1. match its configuration, if that is new in a process apart; 2. bind its tensors; 3. read
-    and judge their values; 4. have the engine wrap what nothing was wrapped around; 5. copy it into a slot; 6. compute
-    a few tokens with it between two steps. A refusal at any of these leaves nothing behind.
+    For one that is staged,
+
+    1. match its configuration, in the sandbox if it is new;
+    2. bind its tensors;
+    3. read and judge their values;
+    4. have the engine wrap the modules that no adapter changed before;
+    5. copy it into a slot;
+    6. compute a few tokens with it between two steps.
+
+    A refusal at any of these leaves nothing behind.
 
     post:    has the engine's thread make a call before its next step
     matcher: that knows the configurations of adapters which were there at start; None is made with the first
@@ -136,7 +143,7 @@ class Staging:
             )
         if self._matcher is None:
             self._matcher = matcher_of(model)
-        match_apart(self._matcher, record.fields)
+        match_sandboxed(self._matcher, record.fields)
         targets = self._matcher.match(record.fields).targets
         most_tensors = MORE_TENSORS + 3 * sum(target.experts or 1 for target in targets)
         if len(record.tensors) > most_tensors:

@@ -1,4 +1,4 @@
-"""Matches an adapter's configuration with a model in a process of its own, whose time and memory are bounded.
+"""Matches an adapter's configuration with a model in a sandboxed process: time and memory are bounded.
 
 PEFT matches in Python, for as long as the configuration makes it, and would hold the engine's thread up meanwhile.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,10 +17,10 @@ from typing import Any
 
 from serve_app.core.machine import command, give_way, variables
 from serve_app.engine.lora.matching import AdapterRefused, Matched, Matcher, Target
+from serve_app.sandbox.child import bound_memory, bound_time
 
 logger = logging.getLogger(__name__)
 
-STATUS = Path("/proc/self/statm")
 NICENESS = 10
 MATCHING_S = 120.0
 """On the clock, libraries included; of a processor half as much."""
@@ -29,7 +28,7 @@ MATCHING_BYTES = 4 << 30
 """Beyond what libraries have taken."""
 
 
-def match_apart(matcher: Matcher, config: Mapping[str, Any]) -> None:
+def match_sandboxed(matcher: Matcher, config: Mapping[str, Any]) -> None:
     """Have a matcher know a configuration, whatever becomes of it; blocks, for some seconds if it is new.
 
     config: an adapter_config.json
@@ -65,22 +64,15 @@ def main() -> None:
     give_way(NICENESS)
     job = json.load(sys.stdin)
     matcher = Matcher.of_folder(Path(job["folder"]), sees=job["sees"])
-    _bound_this_process()
+    bound_time(cpu_s=MATCHING_S / 2, wall_s=MATCHING_S)
+    if sys.platform == "linux":
+        bound_memory(MATCHING_BYTES)
     try:
         answer = asdict(matcher.match(job["config"]))
     except AdapterRefused as error:
         answer = {"refusal": str(error)}
     with answers:
         json.dump(answer, answers)
-
-
-def _bound_this_process() -> None:
-    """Bound its memory where the system says how much it has by now, and its time."""
-    if STATUS.exists():
-        own = int(STATUS.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (own + MATCHING_BYTES, own + MATCHING_BYTES))
-    seconds = int(MATCHING_S / 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
 if __name__ == "__main__":
