@@ -170,16 +170,18 @@ class Driver:
 
     def _turn(self) -> None:
         """Carry out what was asked, compute a step, and send what came of both."""
-        had_commands = bool(self._inbox)
-        self._carry_out_commands()
+        is_news = self._carry_out_commands()
         self._step()
         self._find_forgotten()
-        self._send(is_news=had_commands)
+        self._send(is_news=is_news)
         self._leftovers.look(is_idle=not self._engine.has_work)
         self._check_integrity()
 
-    def _carry_out_commands(self) -> None:
+    def _carry_out_commands(self) -> bool:
+        """Return whether there were any; what comes while others are carried out counts."""
+        found = False
         while self._inbox:
+            found = True
             commands, request_ids = self._inbox.popleft()
             try:
                 for command in commands:
@@ -187,6 +189,7 @@ class Driver:
             except Exception:
                 self._note_failure("a command to the engine failed", request_ids)
                 self._lose(request_ids, "the engine failed while it took this request")
+        return found
 
     def _step(self) -> None:
         had_work, num_failed_before = self._engine.has_work, self._engine.num_failed_steps
