@@ -164,7 +164,7 @@ class FakeBackend:
         for request in requests:
             assert request.request_id not in self._live, f"{request.request_id} was submitted twice"
             self._routers[request.request_id] = router_id
-            self._live[request.request_id] = [self._sequence(request, s) for s in range(request.n)]
+            self._live[request.request_id] = [self._sequence(request, s) for s in request.samples]
         if not self.is_stepped and self._stepper is None:
             self._stepper = asyncio.get_running_loop().create_task(self._run())
 
@@ -277,7 +277,13 @@ class FakeBackend:
         return self._outboxes.setdefault(router_id, Outbox())
 
     def _sequence(self, request: GenerationRequest, sample: int) -> FakeSequence:
-        return FakeSequence(request=request, sample=sample, words=self.script(request, sample))
+        sequence = FakeSequence(request=request, sample=sample, words=self.script(request, sample))
+        sequence.is_first = not request.is_reported
+        continued = request.continued[sample] if request.continued else None
+        for word in sequence.words[: 0 if continued is None else len(continued.token_ids)]:
+            sequence.position += 1
+            sequence.num_chars += len(word)
+        return sequence
 
     def _advance(self, sequence: FakeSequence) -> Delta:
         request, limit = sequence.request, sequence.request.stop.max_tokens

@@ -96,7 +96,10 @@ class Metrics:
         self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", "model")
         self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", "model")
         self._moves = self._counter(
-            "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
+            "moved_prompts", "Prompts that went on at another replica, unnoticed by their clients.", "model"
+        )
+        self._pause_s = self._histogram(
+            "move_pause_seconds", "From the loss of a replica to the next token from another.", LONG_S, "model"
         )
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
         self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
@@ -134,6 +137,8 @@ class Metrics:
         self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
         self._completion_tokens.labels(*labels).inc(stats.num_generated)
         self._moves.labels(*labels).inc(stats.num_moves)
+        for pause_s in stats.pauses_s:
+            self._pause_s.labels(*labels).observe(pause_s)
         for queue_s in stats.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
         if stats.first_event_at is None or stats.last_event_at is None:

@@ -136,6 +136,7 @@ class Fleet:
         self._links[card.replica_id] = link
         self.placement.warmth.hear(card)
         self._refresh()
+        self._hand_over()
         return link
 
     def _connect(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
@@ -172,7 +173,7 @@ class Fleet:
         self.counts.note(card.replica_id, card.model.name, card.news.spent)
 
     def remove(self, replica_id: str) -> None:
-        """Send nothing more to a replica. What it computes goes on, as a replica drains before it ends."""
+        """Send nothing more to a replica. What it computes goes on at others, or there where no other can."""
         link = self._links.pop(replica_id, None)
         self._reconnected.discard(replica_id)
         self.placement.warmth.forget(replica_id)
@@ -181,6 +182,7 @@ class Fleet:
             self._retired[replica_id] = link
             link.retire()
             self._refresh()
+            self._hand_over()
 
     def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
         """Name the base models that are deployed, ready or not, and those whose deployment has failed."""
@@ -217,16 +219,28 @@ class Fleet:
         """The fleet as far as these rights go."""
         return View(self, rights)
 
-    def links_for(self, ref: ModelRef) -> list[ReplicaLink]:
+    def links_for(self, ref: ModelRef, numerics: str = "") -> list[ReplicaLink]:
         """Open links to replicas that have the model and exactly that version of the adapter.
 
+        numerics: as on their cards, where a completion is to go on; "" is any
         Raises ModelLoading where there is none.
         """
-        links = [link for link in self._links.values() if link.is_open and _serves(link.card.model, ref)]
+        links = self._links_that_serve(ref, numerics)
         if not links:
             is_mix = len(ref.parts) > 1 and ref.base in self._cards
             raise self.not_ready(ref.name, MIXED if is_mix else NOT_READY)
         return links
+
+    def _links_that_serve(self, ref: ModelRef, numerics: str) -> list[ReplicaLink]:
+        links = (link for link in self._links.values() if link.is_open and _serves(link.card.model, ref))
+        return [link for link in links if numerics in ("", link.card.model.numerics)]
+
+    def _hand_over(self) -> None:
+        """Have what retired replicas still compute go on at others that can; the rest goes on there."""
+        for link in self._retired.values():
+            if link.num_outstanding:
+                numerics = link.card.model.numerics
+                link.hand_over(lambda ref, numerics=numerics: bool(self._links_that_serve(ref, numerics)))
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
         what = FAILED if name in self.failed else what

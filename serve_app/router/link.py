@@ -15,9 +15,10 @@ from typing import TypeVar
 from serve_app.core.backend import Backend, may_take_long
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load, PromptReport
-from serve_app.core.errors import ReplicaLost, ServeError
+from serve_app.core.errors import ReplicaLeaves, ReplicaLost, ServeError
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
+from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.router.placement import LEARNING, Guess
@@ -172,6 +173,14 @@ class ReplicaLink:
         """Take no new requests, and close once those that run have ended."""
         self._is_retired = True
         self._close_if_idle()
+
+    def hand_over(self, can_go_on: Callable[[ModelRef], bool]) -> None:
+        """Have requests go on elsewhere, of models for which that can be, and compute nothing more of them here."""
+        if moved := self._registry.of(can_go_on):
+            names = self._registry.names_of(moved)
+            self._calls.abort(moved, names)
+            self._registry.lose(lambda: ReplicaLeaves("The replica that computed the request leaves."), moved)
+            self._close_if_idle()
 
     def readmit(self) -> bool:
         """Take requests again after `retire`; False where the link is closed already."""
@@ -378,6 +387,7 @@ class Registration:
 
     client_request_id: str
     receive: Receive
+    model: ModelRef
     num_unfinished: int
     guess: Guess | None = None
     num_prompt_tokens: int = 0
@@ -406,6 +416,10 @@ class Registry:
         """Prompt tokens per second, from the first step of a prompt to its first delta; None before the first."""
         return self._num_measured / self._measured_s if self._measured_s else None
 
+    def of(self, is_wanted: Callable[[ModelRef], bool]) -> list[str]:
+        """The requests for such models."""
+        return [request_id for request_id, each in self._live.items() if is_wanted(each.model)]
+
     def names_of(self, request_ids: Iterable[str] | None = None) -> list[str]:
         """What clients know these requests by, or all of them; of those that are not here nothing is known."""
         found = (self._live.get(each) for each in (self._live if request_ids is None else request_ids))
@@ -418,12 +432,13 @@ class Registry:
             self._live[request.request_id] = Registration(
                 client_request_id=request.client_request_id,
                 receive=receive,
-                num_unfinished=request.n,
+                model=request.model,
+                num_unfinished=len(request.samples),
                 guess=guess,
                 num_prompt_tokens=num_prompt_tokens,
                 submitted_at=None if request.is_read_whole else time.monotonic(),
             )
-            self._num_outstanding += request.n
+            self._num_outstanding += len(request.samples)
             self.num_prompt_tokens += num_prompt_tokens
 
     def dispatch(self, delta: Delta) -> None:

@@ -113,7 +113,6 @@ class Router:
             response_id,
             fleet=self.fleet,
             settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
-            holds_back=not request.stream,
         )
         if ticket is not None:
             sizes: Counter[str] = Counter()

@@ -17,9 +17,10 @@ from serve_app.core.request import GenerationRequest
 
 @dataclass(slots=True)
 class PromptStats:
-    """One prompt for one model, as far as its present attempt goes.
+    """One prompt for one model, whatever replicas computed it.
 
     completion_tokens: by choice; num_completion_tokens: of all of them
+    pauses: in which another replica was found and caught up, seconds on the monotonic clock
     predicted, engine_ns: of those choices that have ended, see `Usage` and `Finish`
     """
 
@@ -29,16 +30,17 @@ class PromptStats:
     completion_tokens: dict[int, int] = field(default_factory=dict)
     num_completion_tokens: int = 0
     finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     predicted: tuple[int, int] | None = None
     engine_ns: int = 0
 
 
 class RunStats:
-    """Fed by the run alone, with every delta when it comes. A lost attempt leaves only what it had computed.
+    """Fed by the run alone, with every delta when it comes.
 
     entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
-    num_generated: tokens computed, those of lost attempts and of completions that never ended included
-    num_moves:     attempts that were lost and made again elsewhere
+    num_generated: tokens computed, those of completions that never ended included
+    num_moves:     attempts that were lost, and went on elsewhere
     excerpts:      of those texts that its tenant has logged; None where none are
     """
 
@@ -194,13 +196,18 @@ class RunStats:
             prompt.predicted = _added([prompt.predicted, delta.finish.predicted])
         return now
 
-    def drop(self, part: int) -> None:
-        """Forget the attempt at a part, which is made again; its tokens were computed none the less."""
-        self._usage = None
-        self._prompts.pop(part, None)
+    def note_move(self, part: int) -> None:
+        """Note that a part was lost, and is given to another replica."""
         self._num_moves[part] += 1
-        if self.excerpts is not None:
-            self.excerpts.drop(part)
+
+    def note_pause(self, part: int, lost_at: float) -> None:
+        """Note that something new of a part has come, for the first time since it was lost."""
+        self._prompts.setdefault(part, PromptStats()).pauses.append((lost_at, self._clock()))
+
+    @property
+    def pauses_s(self) -> list[float]:
+        """Of each move, seconds until something new came."""
+        return [ended - begun for prompt in self._prompts.values() for begun, ended in prompt.pauses]
 
     @property
     def _reports(self) -> list[PromptReport]:
@@ -241,10 +248,6 @@ class Excerpts:
         """More of a completion."""
         if index in self._completions.get(part, ()) or sum(map(len, self._completions.values())) < MAX_TEXTS:
             self._completions.setdefault(part, {}).setdefault(index, _Text()).add(text)
-
-    def drop(self, part: int) -> None:
-        """Its completions are made anew."""
-        self._completions.pop(part, None)
 
     def facts(self) -> dict[str, object]:
         """The texts, keys in them hidden, each with its length in characters."""
