@@ -73,6 +73,7 @@ class FakeSequence:
     position: int = 0
     num_chars: int = 0
     is_first: bool = True
+    begun_at: int = 0
 
 
 @dataclass(slots=True)
@@ -283,6 +284,7 @@ class FakeBackend:
         for word in sequence.words[: 0 if continued is None else len(continued.token_ids)]:
             sequence.position += 1
             sequence.num_chars += len(word)
+        sequence.begun_at = sequence.position
         return sequence
 
     def _advance(self, sequence: FakeSequence) -> Delta:
@@ -299,9 +301,9 @@ class FakeBackend:
         shown = word if stop is None else word[: word.index(stop)]
         finish = None
         if stop is not None:
-            finish = _finish(FinishReason.STOP, stop, num_tokens=sequence.position + 1)
+            finish = _finish(FinishReason.STOP, stop, num_tokens=sequence.position + 1, begun_at=sequence.begun_at)
         elif limit is not None and sequence.position + 1 == limit:
-            finish = _finish(FinishReason.LENGTH, None, num_tokens=limit)
+            finish = _finish(FinishReason.LENGTH, None, num_tokens=limit, begun_at=sequence.begun_at)
         logprobs: tuple[TokenLogprob, ...] = ()
         if request.logprobs is not None and shown:
             logprobs = (_logprob(word, sequence.position, offset=sequence.num_chars, num_top=request.logprobs.top),)
@@ -327,14 +329,14 @@ class FakeBackend:
             sample=sequence.sample,
             token_ids=() if matched is None else (matched,),
             prompt=report,
-            finish=_finish(reason, matched, num_tokens=sequence.position),
+            finish=_finish(reason, matched, num_tokens=sequence.position, begun_at=sequence.begun_at),
             recording=_recording(sequence.request, sequence.sample),
         )
 
 
-def _finish(reason: FinishReason, matched: str | int | None, *, num_tokens: int) -> Finish:
-    """A delta each, and one at least."""
-    engine_ns = DELTA_NS * max(1, num_tokens)
+def _finish(reason: FinishReason, matched: str | int | None, *, num_tokens: int, begun_at: int) -> Finish:
+    """A delta each, and one at least; those before were another replica's."""
+    engine_ns = DELTA_NS * max(1, num_tokens - begun_at)
     return Finish(reason=reason, matched_stop=matched, num_tokens=num_tokens, engine_ns=engine_ns)
 
 

@@ -239,8 +239,10 @@ class Fleet:
         """Have what retired replicas still compute go on at others that can; the rest goes on there."""
         for link in self._retired.values():
             if link.num_outstanding:
-                numerics = link.card.model.numerics
-                link.hand_over(lambda ref, numerics=numerics: bool(self._links_that_serve(ref, numerics)))
+                link.hand_over(partial(self._can_go_on, numerics=link.card.model.numerics))
+
+    def _can_go_on(self, ref: ModelRef, *, numerics: str) -> bool:
+        return bool(self._links_that_serve(ref, numerics))
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
         what = FAILED if name in self.failed else what

@@ -77,8 +77,12 @@ class _Completion:
             num_chars + len(delta.text),
             num_logprobs + len(delta.logprobs),
         )
-        self._told = told = at if new is delta else (*map(max, at, self._told),)
-        if at == told and (not self._waits or at[0] == at[2]):
+        if new is delta:
+            self._told = at
+        else:
+            told = self._told
+            self._told = max(at[0], told[0]), max(at[1], told[1]), max(at[2], told[2])
+        if at == self._told and (not self._waits or at[0] == at[2]):
             self._settled = at, delta.mu
         self.has_ended = delta.finish is not None
         has_news = new is delta or new.text or new.token_ids or not new.is_bare

@@ -259,9 +259,7 @@ class Run:
     def _place(self, homeless: Sequence[Homeless]) -> dict[ReplicaLink, list[tuple[Homeless, Guess]]]:
         """Each prompt on a replica that serves its model. Nothing waits between choosing and submitting."""
         shares: dict[ReplicaLink, list[tuple[Homeless, Guess]]] = {}
-        links: dict[tuple[ModelRef, str], list[ReplicaLink]] = {}
-        for each in homeless:
-            links.setdefault(each.kind, []) or links[each.kind].extend(self._links_for(*each.kind))
+        links = {kind: self._links_for(*kind) for kind in {each.kind for each in homeless}}
         choices = self._fleet.placement.begin()
         for each in homeless:
             link, guess = choices.choose(each.request, links[each.kind])

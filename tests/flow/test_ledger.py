@@ -231,14 +231,15 @@ async def check(play: Play) -> None:
 def check_one(play: Play, client: Client, row: Counter[str] | None) -> None:
     """By what replicas computed for it, which neither its client nor its router says."""
     attempts = play.spent_on(client)
-    kept_by_living = [spent for replica, spent in attempts if replica is not play.dead]
-    answered = added(kept_by_living or [spent for _, spent in attempts])
+    answered = added([spent for _, spent in attempts])
     has_lost_its_router = client.house is play.killed and not client.is_brought
     if client.usage is not None:
         assert has_lost_its_router or row is not None
-        assert row is None or {name: row[name] for name in SPENT} == answered
-    elif row is not None:
-        assert all(row[name] <= amount for name, amount in added([spent for _, spent in attempts]).items())
+        assert row is None or (row["prompt_tokens"], row["completion_tokens"]) == client.usage
+    if row is not None:
+        assert all(row[name] <= amount for name, amount in answered.items())
+        if client.usage is not None and play.dead not in [replica for replica, _ in attempts]:
+            assert {name: row[name] for name in SPENT} == answered
     elif client.has_left:
         assert has_lost_its_router or answered["completion_tokens"] <= TURNS_TO_BE_TAKEN * client.n
     if not (client.has_left or client.house is play.killed or play.dead in [replica for replica, _ in attempts]):

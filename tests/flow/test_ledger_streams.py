@@ -8,6 +8,7 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from serve_app.core.errors import EngineFailed
 from tests.flow.test_ledger import FakeAccounts, accounts, backend, house  # noqa: F401
 
 
@@ -27,7 +28,10 @@ async def test_a_stream_that_ends_by_an_error_is_written_down_as_that(accounts: 
     for _ in range(2):
         stepped.step()
         await asyncio.sleep(0.01)
-    stepped.die()
+    for _ in range(2):  # what fails once goes on
+        while not stepped.num_live:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        stepped.fail(EngineFailed("the engine failed"))
     [answer] = await asyncio.gather(*slow.tasks)
     assert isinstance(answer, httpx.Response)
     assert (answer.status_code, b'"error"' in answer.content) == (200, True)

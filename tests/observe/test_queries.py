@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve_app.core.delta import Load
+from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import FlowUsage, UsageReport
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
@@ -35,16 +36,23 @@ Labels = Mapping[str, frozenset[str]]
 
 
 async def scraped() -> str:
-    """What a router that has served a completion tells."""
+    """What a router that has served a completion tells, which went on once where its replica failed."""
     fleet = Fleet("router-0")
     usage = UsageReport(elapsed_ns=2, idle_ns=1, flows=(FlowUsage(flow="acme", engine_ns=1),))
     model = replace(model_card("demo"), max_num_sequences=4, max_waiting=4)
     card = replace(replica_card("r0", model), load=Load(num_blocks=4), usage=usage)
-    fleet.put(card, FakeBackend(card))
+    backend = FakeBackend(card, is_stepped=True)
+    fleet.put(card, backend)
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         body = {"model": "demo", "prompt": "one two", "max_tokens": 4}
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        fails_in = 2
+        while not asking.done():
+            await asyncio.sleep(0)
+            fails_in -= backend.num_live > 0
+            backend.fail(EngineFailed("failed")) if fails_in == 0 else backend.step()
+        assert (await asking).status_code == 200
         text = (await client.get("/metrics")).text
     await fleet.close()
     return text
