@@ -88,7 +88,7 @@ def random_params(generator: random.Random) -> SamplingParams:
 
 
 @pytest.mark.law("Truth of the chain")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     vocab=st.integers(2, 140),
