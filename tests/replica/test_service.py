@@ -238,7 +238,7 @@ async def test_a_paused_request_gives_its_place_to_others_and_goes_on_with_the_s
     service: ModelService,
 ) -> None:
     reader = await attached(service)
-    asked = text_request("whole", stop=StopParams(max_tokens=60, ignore_eos=True))
+    asked = text_request("whole", stop=StopParams(max_tokens=400, ignore_eos=True))
     await service.submit("router", [asked])
     await reader.wait(lambda seen: endings(seen) == 1)
     await service.submit("router", [replace(asked, request_id="halved")])
