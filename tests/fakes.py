@@ -25,6 +25,13 @@ from serve_app.core.ledger import News, Spent
 from serve_app.core.prompt import Image, Tokenization, TokenizeRequest
 from serve_app.core.request import EmbeddingForm, GenerationRequest, Recording
 
+
+async def settle(num_turns: int = 30) -> None:
+    """Let every task of this loop come as far as it can in so many turns, however slow the machine is."""
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+
+
 EOS = 2
 VOCAB_SIZE = 1000
 HIDDEN_SIZE = 4

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
 from serve_app.catalog.adapters import read_published
@@ -19,7 +20,7 @@ from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO
 from tests.flow.stack import Stack, running_stack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 PROMPT = "Once upon a time there was"
 NAME = "demo:tale"
@@ -27,12 +28,15 @@ NAME = "demo:tale"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One adapter per folder: the two versions, of ranks and modules that differ, and one that is refused."""
+    """One adapter per folder: the two versions, of ranks and modules that differ, and one that is refused.
+
+    Its modules are those of the first: a replica matches each choice of modules once, in a process of its own.
+    """
     out = tmp_path_factory.mktemp("published")
     model = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32")
     save_adapter(out / "v1", model, rank=4, seed=1, targets=("q_proj", "v_proj"))
     save_adapter(out / "v2", model, rank=24, seed=2)
-    save_adapter(out / "bad", model, rank=4, down=1e19, up=1e19, targets=("q_proj",))
+    save_adapter(out / "bad", model, rank=4, down=1e19, up=1e19, targets=("q_proj", "v_proj"))
     return out
 
 
@@ -50,7 +54,7 @@ def texts(folders: Path) -> dict[str | None, str]:
     return found
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
     """Two replicas that began without adapters."""
     async with running_stack(num_replicas=2, adapters=None) as made:
@@ -75,8 +79,8 @@ def version_of(path: Path) -> str:
 async def publish(stack: Stack, revision: int, adapter: PublishedAdapter | None) -> None:
     """As a router does: stage on every replica, apply on every replica, see the cards."""
     if adapter is not None:
-        for service in stack.services:
-            await service.stage_adapter(adapter.name, adapter.path, adapter.version)
+        staged = (each.stage_adapter(adapter.name, adapter.path, adapter.version) for each in stack.services)
+        await asyncio.gather(*staged)
     adapters, withdrawn = ((adapter,), ()) if adapter is not None else ((), (("demo", "tale"),))
     for service in stack.services:
         await service.apply_adapters(AdapterSet(revision=revision, adapters=adapters, withdrawn=withdrawn))
@@ -119,7 +123,7 @@ async def test_texts_are_of_one_version_while_versions_change_under_them(
 async def test_a_bad_adapter_is_refused_with_the_reason_and_harms_nobody(
     stack: Stack, folders: Path, texts: dict[str | None, str]
 ) -> None:
-    await publish(stack, 1, published(folders, "v1"))
+    await publish(stack, 7, published(folders, "v1"))
     asked = [asyncio.create_task(text_of(stack, model)) for model in (NAME, "demo") * 4]
     bad = published(folders, "bad")
     for service in stack.services:

@@ -41,7 +41,7 @@ class Listener:
         return {"type": "http.disconnect"}
 
     async def next_body(self) -> bytes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (message := await self.events.get())["type"] == "http.response.start":
                 assert message["status"] == 200
         body: bytes = message["body"]

@@ -429,6 +429,6 @@ def change_to(version: str) -> Change:
 
 async def until(holds: object) -> None:
     assert callable(holds)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
