@@ -99,7 +99,8 @@ class ModelEntry:
     """One name that a client may send as `model`.
 
     root:   where its weights came from
-    parent: the base of an adapter, the target of an alias
+    parent: the base of an adapter, the target of an alias, or the heaviest of several
+    weights: of an alias that has several targets, by their addresses
     version: digest of an adapter's files, which `base:adapter@version` pins; None of anything else
     default_sampling: sampling that the model's folder recommends, for dialects that take it from there
     """
@@ -113,10 +114,14 @@ class ModelEntry:
     max_model_len: Count | None
     version: str | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
+    weights: Mapping[str, float] | None = None
 
 
-def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, ModelRef]) -> list[ModelEntry]:
-    """Return every base, each followed by its usable adapters, then the aliases whose target exists."""
+def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, Mapping[ModelRef, float]]) -> list[ModelEntry]:
+    """Return every base, each followed by its usable adapters, then the aliases whose target exists.
+
+    aliases: their targets with weights, the heaviest first
+    """
     cards = list(cards)
     entries: dict[str, ModelEntry] = {}
     for card in sorted(cards, key=lambda card: card.name):
@@ -125,12 +130,26 @@ def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, ModelRef]) -> 
             if adapter.is_usable:
                 name = f"{card.name}:{adapter.name}"
                 entries[name] = adapter_entry(card, adapter)
-    for alias, target in aliases.items():
-        base = next((card for card in cards if card.name == target.base), None)
-        if base is not None and alias not in entries:
-            known = entries.get(target.name) or mix_entry(base, target)
-            entries[alias] = replace(known, id=alias, root=known.id, parent=known.id)
+    for alias, targets in aliases.items():
+        found = [(each, weight, card) for each, weight in targets.items() for card in cards if card.name == each.base]
+        if found and alias not in entries:
+            known, *others = (_target_entry(card, each, entries) for each, _, card in found)
+            weights = {entry.id: weight for entry, (_, weight, _) in zip((known, *others), found, strict=True)}
+            entries[alias] = replace(
+                known, id=alias, root=known.id, parent=known.id, weights=weights if others else None
+            )
     return list(entries.values())
+
+
+def _target_entry(card: ModelCard, target: ModelRef, entries: Mapping[str, ModelEntry]) -> ModelEntry:
+    """Return the entry of what an alias stands for, which may be a version or a mix that is not listed."""
+    known = entries.get(target.name)
+    if known is None:
+        return mix_entry(card, target)
+    pinned = [each for each in card.versions(target.adapter or "") if each.version == target.version]
+    return (
+        known if target.version in ("", known.version) or not pinned else adapter_entry(card, pinned[0], is_pinned=True)
+    )
 
 
 def adapter_entry(card: ModelCard, adapter: AdapterCard, *, is_pinned: bool = False) -> ModelEntry:

@@ -41,6 +41,10 @@ OF_BODIES = frozenset({408, 413, 415})
 """Errors that only a route with a body has."""
 TOLD_HEADERS: dict[str, Any] = {
     HEADER: {"description": "The dialect that was spoken.", "schema": STRING},
+    "X-Served-Model": {
+        "description": "The model that answers, each adapter with its version; also an address for `model`.",
+        "schema": STRING,
+    },
     "X-Seed": {"description": "The seed that was sent or drawn.", "schema": STRING},
     "X-Ignored-Parameters": {
         "description": "Names that are no parameters, percent-encoded; `+n` stands for n more.",
@@ -187,7 +191,7 @@ def _completions(
 def _embeddings() -> dict[str, Any]:
     parameters = [DIALECT_HEADER, TIMEOUT_HEADER]
     operation = _operation("Embed texts", "Embeddings", body="EmbeddingsRequest", parameters=parameters)
-    told = (HEADER, "X-Ignored-Parameters", "X-Truncated-Prompt-Tokens")
+    told = (HEADER, "X-Served-Model", "X-Ignored-Parameters", "X-Truncated-Prompt-Tokens")
     operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
     return operation
 

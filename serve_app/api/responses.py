@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Self, TypeVar
 from urllib.parse import quote
@@ -13,6 +13,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, experts_text, finite
 from serve_app.api.sse import dump
 from serve_app.core.delta import FinishReason, TokenLogprob, Usage
+from serve_app.core.names import ModelRef
 from serve_app.core.request import Recording
 from serve_app.core.tools import ToolCall, ToolCallDelta
 
@@ -372,17 +373,27 @@ def _phase(name: str, num_tokens: int, seconds: float) -> dict[str, object]:
 
 IGNORED = "x-ignored-parameters"
 SEED = "x-seed"
+SERVED = "x-served-model"
 SUFFIX_MODE = "x-suffix-mode"
 TOOL_PROMPT = "x-tool-prompt"
 TRUNCATED = "x-truncated-prompt-tokens"
 UNENFORCED = "x-unenforced-formats"
 MAX_NAME_CHARS = 64
 MAX_NAMES_CHARS = 1000
+MAX_ADDRESS_CHARS = 1500
+"""Of one in a header; a mix of eight adapters has about as many."""
 
 
-def response_headers(request: CompletionRequest, usage: Usage | None = None) -> list[tuple[bytes, bytes]]:
-    """Return the headers that are known by now; `usage` is None before anything was computed."""
+def response_headers(
+    request: CompletionRequest, usage: Usage | None = None, models: Iterable[ModelRef] = ()
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers that are known by now; `usage` is None before anything was computed.
+
+    models: that answer, as far as they are known
+    """
     headers = []
+    if addresses := tuple(dict.fromkeys(each.pinned for each in models)):
+        headers.append((SERVED, listed_names(addresses, max_name_chars=MAX_ADDRESS_CHARS, safe=":/@*+")))
     if request.ignored_parameters:
         headers.append((IGNORED, ignored_names(request.ignored_parameters)))
     if request.seed is not None:
@@ -399,13 +410,17 @@ def response_headers(request: CompletionRequest, usage: Usage | None = None) -> 
 
 
 def ignored_names(names: tuple[str, ...]) -> str:
+    return listed_names(names, max_name_chars=MAX_NAME_CHARS, safe="[]")
+
+
+def listed_names(names: tuple[str, ...], *, max_name_chars: int, safe: str) -> str:
     """Return the names in ASCII, percent-encoded and shortened, and `+n` for those beyond the limit."""
     shown: list[str] = []
     num_chars = 0
     for name in names:
-        quoted = quote(name[:MAX_NAME_CHARS], safe="[]", errors="replace")[: 2 * MAX_NAME_CHARS]
+        quoted = quote(name[:max_name_chars], safe=safe, errors="replace")[: 2 * max_name_chars]
         num_chars += len(quoted) + 2
-        if num_chars > MAX_NAMES_CHARS:
+        if num_chars > MAX_NAMES_CHARS and shown:
             return ", ".join([*shown, f"+{len(names) - len(shown)}"])
         shown.append(quoted)
     return ", ".join(shown)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from posixpath import basename, dirname, normpath
 
+from serve_app.catalog.aliases import Aliases, Order, heaviest_first, read_aliases
 from serve_app.catalog.files import CatalogError
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import AdapterNotFound, AdapterUnusable, Forbidden, InvalidRequest, ModelNotFound, ServeError
@@ -38,14 +39,15 @@ class Catalog:
 
     A served address comes before an alias of the same name, so that an alias never hides a model: an adapter
     that appears on disk takes its address back from the alias, which is then listed in `hidden_aliases`. An
-    alias may name an address that is not served (yet); a request for it is told so.
+    alias may name an address that is not served (yet); a request for it is told so, unless another target answers.
 
+    aliases: as `read_aliases` reads them
     rights: of the tenant that asks; a model they do not allow looks exactly like one that does not exist
-    Raises CatalogError for a base given twice and for aliases in a circle.
+    Raises CatalogError for a base given twice and for aliases that `read_aliases` refuses.
     """
 
     def __init__(
-        self, models: Iterable[ModelCard], aliases: Mapping[str, str] | None = None, *, rights: Rights = ALL
+        self, models: Iterable[ModelCard], aliases: Mapping[str, object] | None = None, *, rights: Rights = ALL
     ) -> None:
         self._models: dict[str, ModelCard] = {}
         for model in models:
@@ -56,12 +58,11 @@ class Catalog:
                 if allowed.adapters or rights.allow(model.name):
                     self._models[model.name] = allowed
         self._rights = rights
-        _check_aliases(aliases or {})
-        served = set(self._addresses())
-        self._aliases = {alias: target for alias, target in (aliases or {}).items() if alias not in served}
-        self.hidden_aliases = tuple(sorted(set(aliases or {}) - set(self._aliases)))
+        said, served = read_aliases(aliases or {}), set(self._addresses())
+        self._aliases = {name: alias for name, alias in said.items() if name not in served}
+        self.hidden_aliases = tuple(sorted(set(said) - set(self._aliases)))
         if not rights.allow_everything:
-            self._aliases = {alias: target for alias, target in self._aliases.items() if self._leads_somewhere(alias)}
+            self._aliases = {name: alias for name, alias in self._aliases.items() if self._leads_somewhere(name)}
 
     def names(self) -> tuple[str, ...]:
         """List every address: bases, each with its usable adapters, then aliases."""
@@ -78,16 +79,23 @@ class Catalog:
         return tuple(name for name in self._models if self._rights.allow(name))
 
     @property
-    def aliases(self) -> Mapping[str, str]:
+    def aliases(self) -> Aliases:
         """Aliases that are not hidden by what is served."""
         return self._aliases
 
     def resolve(
-        self, name: str, *, lora_path: str | None = None, param: str = "model", lora_param: str = "lora_path"
+        self,
+        name: str,
+        *,
+        lora_path: str | None = None,
+        param: str = "model",
+        lora_param: str = "lora_path",
+        order: Order = heaviest_first,
     ) -> ModelRef:
         """Find what `model` means; `lora_path` names the adapter, or its folder, only where `model` does not.
 
         param, lora_param: what the client calls them
+        order: in which targets of an alias are tried; the first that can be used answers
 
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
         with the longest base, an adapter's name that only one base has. Behind an adapter's name `@` may pin one of the
@@ -96,8 +104,30 @@ class Catalog:
         Raises ModelNotFound, AdapterNotFound, AdapterUnusable, Forbidden for a folder outside of those where the
         model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """
+        first: ServeError | None = None
+        for _, found in self.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order):
+            if isinstance(found, ModelRef):
+                return found
+            first = first or found
+        assert first is not None, "a name stands for one address at least"
+        raise first
+
+    def tried(
+        self, name: str, *, lora_path: str | None, param: str, lora_param: str, order: Order
+    ) -> Iterator[tuple[str, ModelRef | ServeError]]:
+        """Yield each address that a name stands for, in this order, with what it means or why it cannot be used.
+
+        The parameters are those of `resolve`.
+        """
         asked = _Asked(name=name.strip(), param=param)
-        found = self._resolve_name(self._follow(asked.name), asked)
+        for address in self._follow(asked.name, order):
+            try:
+                yield address, self._resolve_target(address, asked, lora_path=lora_path, lora_param=lora_param)
+            except ServeError as error:
+                yield address, error
+
+    def _resolve_target(self, address: str, asked: _Asked, *, lora_path: str | None, lora_param: str) -> ModelRef:
+        found = self._resolve_name(address, asked)
         path = (lora_path or "").strip()
         if found.adapter is None and path:
             model = self._models[found.base]
@@ -160,15 +190,18 @@ class Catalog:
             found |= dict.fromkeys(f"{model.name}:{card.name}" for card in model.adapters if card.is_usable)
         return list(found)
 
-    def _follow(self, name: str) -> str:
-        """Return what an alias leads to; `alias:adapter` is an adapter of that, unless a base has such a name."""
-        while name in self._aliases:
-            name = self._aliases[name]
+    def _follow(self, name: str, order: Order) -> Iterator[str]:
+        """Yield what an alias leads to; `alias:adapter` is an adapter of that, unless a base has such a name."""
+        if name in self._aliases:
+            for target in order(name, self._aliases[name].weights):
+                yield from self._follow(target, order)
+            return
         if not any(name == base or name.startswith(f"{base}:") for base in self._models):
             for alias in sorted(self._aliases, key=len, reverse=True):
                 if name.startswith(f"{alias}:"):
-                    return self._follow(alias) + name[len(alias) :]
-        return name
+                    yield from (left + name[len(alias) :] for left in self._follow(alias, order))
+                    return
+        yield name
 
 
 def _as_allowed(model: ModelCard, rights: Rights) -> ModelCard:
@@ -240,18 +273,6 @@ def _name_at(path: str, model: ModelCard, *, param: str) -> str:
         return basename(wanted)
     kind = Forbidden if PATH.search(path) else AdapterNotFound
     raise kind.refusing(param, must="be the name or the listed path of a served adapter", found=_quoted(path))
-
-
-def _check_aliases(aliases: Mapping[str, str]) -> None:
-    for alias in aliases:
-        if not alias or alias != alias.strip():
-            raise CatalogError(f"alias {alias!r}: a name must not be empty, nor begin or end with a space")
-        passed = [alias]
-        while passed[-1] in aliases:
-            target = aliases[passed[-1]]
-            if target in passed:
-                raise CatalogError(f"aliases go in a circle: {' → '.join([*passed, target])}")
-            passed.append(target)
 
 
 def _is_usable(card: AdapterCard | None) -> bool:

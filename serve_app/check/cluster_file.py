@@ -11,8 +11,9 @@ from typing import Any
 from ray.serve import Deployment
 from ray.serve.schema import ServeDeploySchema
 
+from serve_app.catalog.aliases import read_alias, read_aliases
 from serve_app.catalog.files import CatalogError
-from serve_app.catalog.resolve import Catalog
+from serve_app.catalog.resolve import PIN, Catalog
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
 from serve_app.check.document import Document, Finding, Path, Severity, UnreadableYaml, read_document, spelled
 from serve_app.check.door import check_door, deployments_of, routers_of
@@ -205,24 +206,45 @@ def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[F
             config = deployment.get("user_config")
             if isinstance(config, dict):
                 here = (*path, "deployments", index, "user_config")
-                yield from _check_aliases(_texts(config.get("aliases")), list(cards.values()), (*here, "aliases"))
+                yield from _check_aliases(_named(config.get("aliases")), list(cards.values()), (*here, "aliases"))
                 yield from _check_prices(config.get("prices"), list(cards.values()), (*here, "prices"))
 
 
-def _check_aliases(aliases: Mapping[str, str], cards: Sequence[ModelCard], path: Path) -> Iterator[Finding]:
+def _check_aliases(said: Mapping[str, object], cards: Sequence[ModelCard], path: Path) -> Iterator[Finding]:
     try:
-        catalog = Catalog(cards, aliases)
+        catalog = Catalog(cards, read_aliases({name: each for name, each in said.items() if _is_alias(each)}))
     except CatalogError as error:
         yield Finding(path=path, message=str(error))
         return
-    for alias in catalog.hidden_aliases:
-        message = f"{alias!r} is the name of a model already, which answers to it: give the alias another name"
-        yield Finding(path=(*path, alias), message=message)
-    for alias, target in catalog.aliases.items():
-        try:
-            catalog.resolve(alias)
-        except ServeError as error:
-            yield Finding(path=(*path, alias), message=f"leads to {target!r}, which is nothing that is served: {error}")
+    for name in catalog.hidden_aliases:
+        message = f"{name!r} is the name of a model already, which answers to it: give the alias another name"
+        yield Finding(path=(*path, name), message=message)
+    for name, alias in catalog.aliases.items():
+        here = (*path, name)
+        for target in alias.weights:
+            yield from _check_target(catalog, target, (*here, target) if isinstance(said[name], dict) else here)
+        if alias.is_weighted:
+            yield Finding(path=here, message=alias.told(), severity=Severity.NOTE)
+
+
+def _check_target(catalog: Catalog, target: str, path: Path) -> Iterator[Finding]:
+    """Report what an alias leads to and nobody serves. Which versions there are is known to replicas alone."""
+    try:
+        catalog.resolve(target)
+    except ServeError as error:
+        if PIN not in target:
+            yield Finding(path=path, message=f"leads to {target!r}, which is nothing that is served: {error}")
+        elif target.partition(":")[0] not in catalog.models:
+            yield Finding(path=path, message=f"leads to {target!r}, and no model of this file has that name")
+
+
+def _is_alias(said: object) -> bool:
+    """Whether the schema accepts it; what else is there it has refused already."""
+    try:
+        read_alias(said)
+    except CatalogError:
+        return False
+    return True
 
 
 def _check_prices(prices: object, cards: Sequence[ModelCard], path: Path) -> Iterator[Finding]:
@@ -241,6 +263,5 @@ def _card(args: ModelArgs) -> ModelCard:
     return ModelCard(name=args.name, root=args.path, created=0, max_model_len=0, vocab_size=0, adapters=adapters)
 
 
-def _texts(found: object) -> dict[str, str]:
-    pairs = found.items() if isinstance(found, dict) else ()
-    return {name: target for name, target in pairs if isinstance(name, str) and isinstance(target, str)}
+def _named(found: object) -> dict[str, object]:
+    return {name: each for name, each in found.items() if isinstance(name, str)} if isinstance(found, dict) else {}

@@ -59,6 +59,14 @@ class ModelRef:
         return self.base if self.adapter is None else f"{self.base}:{self.adapter}"
 
     @property
+    def pinned(self) -> str:
+        """The address that means exactly this, whatever its name means later."""
+        if self.adapter is None:
+            return self.base
+        pins = sorted(replace(part, adapter=f"{part.adapter}@{part.version}").name for part in self.parts)
+        return f"{self.base}:{'+'.join(pins)}"
+
+    @property
     def parts(self) -> tuple[Part, ...]:
         """Every adapter that it is computed with."""
         if self.adapter is None:

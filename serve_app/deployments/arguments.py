@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import WireLimits
+from serve_app.catalog.aliases import Alias, read_alias
 from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.request import Pooling
@@ -43,6 +44,7 @@ def known_store(url: str) -> str:
     return url
 
 
+AliasSetting = Annotated[Alias, PlainValidator(read_alias)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
@@ -122,7 +124,8 @@ class TracingSettings(BaseModel, frozen=True, extra="forbid"):
 class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, frozen=True, extra="forbid"):
     """The router's `user_config`: running replicas take it over within a second, nothing restarts.
 
-    aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters
+    aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters; of several
+                    targets each answers as often as its weight says, `alias: {"base:adapter": 95, "base:other": 5}`
     dialect:        of requests that name none, to models that have none of their own
     placement:      which replica gets a prompt: `warm` is where it costs least, prefixes and adapters that are there
                     considered; `least_work` has the fewest sequences for its size; `power_of_two` is the better one of
@@ -140,7 +143,7 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
                     OTEL_EXPORTER_OTLP_ENDPOINT is set for the router's process
     """
 
-    aliases: dict[str, str] = Field(default_factory=dict)
+    aliases: dict[str, AliasSetting] = Field(default_factory=dict)
     dialect: DialectName = UNION.name
     placement: PlacementPolicy = "warm"
     cors_origins: tuple[Origin, ...] = ()

@@ -22,6 +22,7 @@ from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.http.exchange import (
     ClientGone,
     Exchange,
+    RawHeaders,
     as_serve_error,
     check_media_type,
     dialect_asked,
@@ -114,11 +115,8 @@ class Completions:
 
         def open_run() -> tuple[CompletionRequest, Run]:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
-            request = story.request = self._router.settled(story.request)
-            exchange.tell = lambda: [
-                *response_headers(request, None if story.run is None else story.run.stats.usage),
-                *rate_headers(self._router.rates),
-            ]
+            request = story.request = self._router.settled(story.request, request_id=story.request_id)
+            exchange.tell = lambda: [*_headers_of(story, request), *rate_headers(self._router.rates)]
             return request, self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
 
         try:
@@ -153,6 +151,12 @@ class Completions:
     async def _stream(self, run: Run, renderer: Renderer, exchange: Exchange, *, story: Story) -> None:
         keep_alive_s, max_stall_s = self._settings.keep_alive_s, self._settings.max_stall_s
         await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
+
+
+def _headers_of(story: Story, request: CompletionRequest) -> RawHeaders:
+    usage = None if story.run is None else story.run.stats.usage
+    models = () if story.opened is None else [each.model for each in story.opened.requests]
+    return response_headers(request, usage, models)
 
 
 NAME = "X-Request-Timeout"

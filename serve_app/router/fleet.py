@@ -9,11 +9,12 @@ from dataclasses import replace
 from functools import partial
 
 from serve_app.api.dialects import ONLY_MODEL
+from serve_app.catalog.aliases import Aliases, Order, addresses_of, heaviest_first, read_aliases
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.backend import Backend
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Load
-from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound
+from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound, ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
 from serve_app.router.ledger_writer import Counts
@@ -48,11 +49,11 @@ class Fleet:
         self,
         router_id: str,
         *,
-        aliases: Mapping[str, str] | None = None,
+        aliases: Mapping[str, object] | None = None,
         loading_retry_s: float = LOADING_RETRY_S,
     ) -> None:
         self._router_id = router_id
-        self._aliases = dict(aliases or {})
+        self._aliases = read_aliases(aliases or {})  # raises where they contradict themselves
         self._loading_retry_s = loading_retry_s
         self._links: dict[str, ReplicaLink] = {}
         self._retired: dict[str, ReplicaLink] = {}
@@ -63,7 +64,6 @@ class Fleet:
         self._reconnected: set[str] = set()
         self._told: dict[str, list[ModelCard]] = {}
         self._cards: dict[str, ModelCard] = {}
-        Catalog((), self._aliases)  # raises where the aliases contradict themselves
         self.version = 0
         self._changed = asyncio.Event()
         self.counts = Counts()
@@ -80,7 +80,7 @@ class Fleet:
         return self._cards
 
     @property
-    def aliases(self) -> Mapping[str, str]:
+    def aliases(self) -> Aliases:
         return self._aliases
 
     @property
@@ -205,10 +205,9 @@ class Fleet:
         link = self._retired.get(replica_id)
         return replica_id not in self._links and (link is None or not link.num_outstanding)
 
-    def rename(self, aliases: Mapping[str, str]) -> None:
-        """Replace all aliases. Raises CatalogError, and changes nothing, where they go in a circle."""
-        Catalog((), aliases)
-        self._aliases = dict(aliases)
+    def rename(self, aliases: Mapping[str, object]) -> None:
+        """Replace all aliases. Raises CatalogError, and changes nothing, for those that `read_aliases` refuses."""
+        self._aliases = read_aliases(aliases)
         self._note_change()
 
     def resolve(self, name: str) -> ModelRef:
@@ -339,7 +338,7 @@ class View:
         return self._catalog.bases
 
     @property
-    def aliases(self) -> Mapping[str, str]:
+    def aliases(self) -> Aliases:
         return self._catalog.aliases
 
     @property
@@ -377,11 +376,14 @@ class View:
         takes_any: bool = False,
         param: str = "model",
         lora_param: str = "lora_path",
+        order: Order = heaviest_first,
     ) -> ModelRef:
         """The model meant by a client's words, pinned to the version that is served now.
 
+        Of an alias it is the first target that is ready. One that sleeps counts as ready: the request wakes it.
         takes_any: a name that nobody has means the only model, where there is only one
         param, lora_param: what the client calls the two
+        order: in which targets of an alias are tried
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
@@ -392,16 +394,23 @@ class View:
                 must = f"be one of {', '.join(bases[:MAX_NAMED])}, as several models are served"
                 raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
             name = bases[0] if bases else name
-        try:
-            return catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)
-        except NotFound as error:
-            missing = self._missing_base(name.strip())
-            if missing is not None:
-                raise self._fleet.not_ready(missing) from None
-            known = {*self.bases, *self.loading, *self.asleep, *self.failed}
+        error: ServeError | None = None
+        for address, found in catalog.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order):
+            if isinstance(found, ModelRef):
+                return found
+            if isinstance(found, NotFound) and (sleeper := self._missing_base(address, self.asleep)) is not None:
+                raise self._fleet.not_ready(sleeper) from None
+            error = error or found
+        assert error is not None, "a name stands for one address at least"
+        if isinstance(error, NotFound):
+            absent = [*self.loading, *self.asleep, *self.failed]
+            for address in addresses_of(name.strip(), self._fleet.aliases, order):
+                if (missing := self._missing_base(address, absent)) is not None:
+                    raise self._fleet.not_ready(missing)
+            known = {*self.bases, *absent}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
                 return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
-            raise
+        raise error
 
     @property
     def _catalog(self) -> Catalog:
@@ -410,12 +419,8 @@ class View:
             self._version = self._fleet.version
         return self._seen
 
-    def _missing_base(self, name: str) -> str | None:
-        """The longest name of a model without a replica that this address, or its alias's target, begins with."""
-        aliases = self._fleet.aliases
-        while name in aliases:
-            name = aliases[name]
-        missing = [*self.loading, *self.asleep, *self.failed]
-        matches = [each for each in missing if name == each or name.startswith(f"{each}:")]
-        allowed = [each for each in matches if self.rights.allow(each, name[len(each) + 1 :] or None)]
+    def _missing_base(self, address: str, absent: Iterable[str]) -> str | None:
+        """The longest name of those models that this address begins with, if it may be used."""
+        matches = [each for each in absent if address == each or address.startswith(f"{each}:")]
+        allowed = [each for each in matches if self.rights.allow(each, address[len(each) + 1 :] or None)]
         return max(allowed, key=len, default=None)

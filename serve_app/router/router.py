@@ -12,6 +12,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
+from serve_app.catalog.aliases import Order, Weights, heaviest_first
 from serve_app.catalog.resolve import Catalog
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
@@ -27,6 +28,7 @@ from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_resp
 from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
 from serve_app.router.run import Run, RunSettings
+from serve_app.router.variants import in_order
 from serve_app.router.waking import Answer, Waker
 
 MAX_ASKED = 64
@@ -129,7 +131,7 @@ class Router:
         return lower(
             request,
             response_id,
-            resolve=self._resolver(request),
+            resolve=self._resolver(request, client_request_id),
             card_of=self._card_of,
             client_request_id=client_request_id,
             tenant=self._tenant,
@@ -179,12 +181,12 @@ class Router:
         """How the model of each part of a run writes."""
         return tuple(writing_of(self.view.cards.get(request.model.base)) for request in run.requests)
 
-    def settled(self, request: CompletionRequest) -> CompletionRequest:
+    def settled(self, request: CompletionRequest, *, request_id: str = "") -> CompletionRequest:
         """The request with what follows from its models alone, of several what all can do. Raises as `open`."""
         has_tools, has_suffix = bool(request.tools_in_prompt), bool(request.suffix) or request.gap is not None
         if not (has_tools or has_suffix or request.unread_by("")):
             return request
-        resolve = self._resolver(request)
+        resolve = self._resolver(request, request_id)
         wanted = [Wanted(model=name, param=model_param(request, at)) for at, name in enumerate(request.models)]
         cards = [self._card_of(resolve(each)) for each in wanted]
         if has_tools and any(card.tool_prompt == "prompt" for card in cards):
@@ -207,18 +209,27 @@ class Router:
     def dialect_of(self, model: object) -> Dialect:
         """Of requests to this model that name none; `model` is what was sent, whatever it is.
 
-        Of a list the dialect of its models, where they agree. Raises ModelLoading for a model that sleeps.
+        Of a list, and of an alias with weights, the dialect of its models, where they agree. Raises ModelLoading for a
+        model that sleeps.
         """
         if isinstance(model, list):
             spoken = {self.dialect_of(each).name for each in model[:MAX_ASKED] if isinstance(each, str)}
             return DIALECTS[spoken.pop()] if len(spoken) == 1 else self.dialect
-        if isinstance(model, str):
-            try:
-                name = self._card_of(self.view.resolve(model)).dialect
-                return self.dialect if name is None else DIALECTS[name]
-            except ServeError as error:
-                if ASLEEP in error.facts:
-                    raise
+        if not isinstance(model, str):
+            return self.dialect
+        alias = self.view.aliases.get(model)
+        if (
+            alias is not None
+            and alias.is_weighted
+            and (ready := [each for each in alias.targets if self._is_ready(each)])
+        ):
+            return self.dialect_of(ready)
+        try:
+            name = self._card_of(self.view.resolve(model)).dialect
+            return self.dialect if name is None else DIALECTS[name]
+        except ServeError as error:
+            if ASLEEP in error.facts:
+                raise
         return self.dialect
 
     def dialects(self, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, object]:
@@ -244,29 +255,50 @@ class Router:
         adapter = next(each for each in card.versions(found.adapter) if each.version == found.version)
         return adapter_entry(card, adapter, is_pinned=adapter != card.adapter(found.adapter))
 
-    def _resolver(self, request: CompletionRequest) -> Resolve:
-        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
-        return partial(self._resolve, takes_any=takes_any)
+    def _resolver(self, request: CompletionRequest, request_id: str) -> Resolve:
+        """Return what finds models for this request: of an alias with weights the same for all of its parts.
 
-    def _resolve(self, wanted: Wanted, *, takes_any: bool) -> ModelRef:
+        The tenant's `user` gets the same target again; a request that names none is drawn for by itself.
+        """
+        words = ("user", request.user) if request.user else ("request", request_id)
+        tenant = self._tenant.name
+
+        def drawn(alias: str, weights: Weights) -> list[str]:
+            return in_order(weights, alias, tenant, *words) if words[1] else heaviest_first(alias, weights)
+
+        takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
+        return partial(self._resolve, takes_any=takes_any, order=drawn)
+
+    def _resolve(self, wanted: Wanted, *, takes_any: bool, order: Order) -> ModelRef:
         return self.view.resolve(
             wanted.model,
             lora_path=wanted.adapter,
             takes_any=takes_any,
             param=wanted.param,
             lora_param=wanted.adapter_param,
+            order=order,
         )
+
+    def _is_ready(self, name: str) -> bool:
+        try:
+            self.view.resolve(name)
+        except ServeError:
+            return False
+        return True
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
         return self.view.cards[ref.base]
 
 
-def _alias_targets(catalog: Catalog) -> dict[str, ModelRef]:
-    """What each alias that leads anywhere means now."""
-    targets = {}
-    for alias in catalog.aliases:
-        with suppress(ServeError):
-            targets[alias] = catalog.resolve(alias)
+def _alias_targets(catalog: Catalog) -> dict[str, dict[ModelRef, float]]:
+    """What each alias that leads anywhere means now, with weights, the target that answers questions first."""
+    targets: dict[str, dict[ModelRef, float]] = {}
+    for name, alias in catalog.aliases.items():
+        for target in alias.targets:
+            with suppress(ServeError):
+                ref = catalog.resolve(target)
+                found = targets.setdefault(name, {})
+                found[ref] = found.get(ref, 0.0) + alias.weights[target]
     return targets
 
 

@@ -140,6 +140,7 @@ def _facts_of_run(run: Run) -> dict[str, object]:
     usage = run.stats.usage
     return {
         "response_id": run.response_id,
+        "served": ",".join(dict.fromkeys(each.model.pinned for each in run.requests)),
         "prompt_tokens": usage.prompt_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,

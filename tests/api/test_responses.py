@@ -190,8 +190,9 @@ def test_an_error_in_a_stream_is_wrapped_in_every_dialect(dialect):
 def test_models_are_listed_with_their_usable_adapters_and_aliases():
     card = model_card("tiny", adapter_card("sql"), adapter_card("broken", reason="rank 0"))
     half = mixed("tiny", [Part(adapter="sql", version="sql-1", scale=0.5)])
-    aliases = {"fast": ModelRef(base="tiny", adapter="sql", version="sql-1"), "gone": ModelRef(base="no"), "half": half}
-    body = models_body(list_models([card, model_card("big")], aliases))
+    aliases = {"fast": ModelRef(base="tiny", adapter="sql", version="v1"), "gone": ModelRef(base="no"), "half": half}
+    weights = {name: {target: 1.0} for name, target in aliases.items()}
+    body = models_body(list_models([card, model_card("big")], weights))
     assert body["object"] == "list"
     assert [(entry["id"], entry["parent"]) for entry in body["data"]] == [
         ("big", None),
@@ -210,5 +211,6 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
         "max_model_len": 512,
         "version": None,
         "default_sampling": {},
+        "weights": None,
     }
     assert body["data"][2]["version"] == "v1"

@@ -110,6 +110,10 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
         ),
         ("{latest: demo}", "{latest: 'demo:pirate'}", "aliases.latest: leads to 'demo:pirate', which is nothing"),
         ("{latest: demo}", "{a: b, b: a}", "aliases: aliases go in a circle: a → b → a"),
+        ("{latest: demo}", "{latest: {demo: 1, nemo: 2}}", "aliases.latest.nemo: leads to 'nemo', which is nothing"),
+        ("{latest: demo}", "{latest: {'nemo:a@12345678': 2}}", "leads to 'nemo:a@12345678', and no model of this file"),
+        ("{latest: demo}", "{latest: {demo: -1}}", "aliases.latest: the weight of 'demo' must be a number from 0 to"),
+        ("{latest: demo}", "{latest: {demo: 0}}", "aliases.latest: at least one weight must be above 0"),
         ("{latest: demo}", "{demo: demo}", "aliases: aliases go in a circle: demo → demo"),
         ("{latest: demo}", "{demo: 'demo:pirate'}", "aliases.demo: 'demo' is the name of a model already"),
         (
@@ -182,6 +186,13 @@ def test_aliases_and_prices_of_what_is_there_are_sound(report_of) -> None:  # ty
     text = SOUND.replace("    path: builtin", folder).replace("{latest: demo}", f"{names}\n      prices: {prices}")
     is_sound, said = report_of(text)
     assert is_sound, said
+
+
+def test_an_alias_with_weights_is_told_in_one_sentence(report_of) -> None:  # type: ignore[no-untyped-def]
+    is_sound, said = report_of(SOUND.replace("{latest: demo}", "{latest: {demo: 3, 'demo:sql@12345678': 1}}"))
+    assert is_sound, said
+    told = "note: applications[0].deployments[0].user_config.aliases.latest: of its requests answers demo 75%, demo:sql"
+    assert told in said
 
 
 POLICY = 'policy_function: "serve_app.deployments.autoscaling:FollowWork"'

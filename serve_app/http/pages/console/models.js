@@ -38,6 +38,11 @@ async function cardOf(base, entries) {
   return make("article", { class: "panel model", "aria-label": base.id }, header, body);
 }
 
+function sharesOf(weights) {
+  const whole = Object.values(weights).reduce((sum, weight) => sum + weight, 0);
+  return Object.entries(weights).map(([name, weight]) => `${name} ${+((100 * weight) / whole).toFixed(1)}%`).join(" · ");
+}
+
 function section(title, entries, what) {
   return make("section", { class: "panel model" }, make("header", {}, make("h2", {}, title)), list(title, entries, what));
 }
@@ -47,7 +52,7 @@ function list(caption, entries, what) {
     caption,
     [
       ["name", (entry) => make("code", {}, entry.id)],
-      [what, (entry) => make("span", { class: "muted" }, entry.root)],
+      [what, (entry) => make("span", { class: "muted" }, entry.weights ? sharesOf(entry.weights) : entry.root)],
       ["", (entry) => make("a", { href: tryIt(entry.id) }, "Try it", make("span", { class: "unseen" }, ` with ${entry.id}`))],
     ],
     entries,

@@ -1,0 +1,115 @@
+"""Aliases: further names of models, each for one address or for several by weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from serve_app.catalog.files import CatalogError
+
+Weights = Mapping[str, float]
+"""Of addresses: how often each is meant, beside the others."""
+Order = Callable[[str, Weights], Sequence[str]]
+"""Puts the targets of an alias, which it is told by name, in the order in which they are tried."""
+MAX_TARGETS = 16
+MAX_WEIGHT = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alias:
+    """What a further name means.
+
+    weights: of the addresses that answer; other aliases may be among them
+    """
+
+    weights: Weights
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether it depends on the request who answers."""
+        return len(self.targets) > 1
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Addresses that answer at all, the heaviest first."""
+        return tuple(heaviest_first("", self.weights))
+
+    def told(self) -> str:
+        """Return in one sentence who answers how often."""
+        whole = math.fsum(self.weights.values())
+        shares = ", ".join(f"{target} {100 * self.weights[target] / whole:.3g}%" for target in self.targets)
+        return f"of its requests answers {shares}; the same tenant and `user` get the same one again"
+
+
+Aliases = Mapping[str, Alias]
+
+
+def heaviest_first(alias: str, weights: Weights) -> list[str]:
+    """Return the targets as they are tried for questions that are no request; of equals the one that is named first."""
+    return sorted((target for target, weight in weights.items() if weight > 0), key=lambda target: -weights[target])
+
+
+def read_alias(said: object) -> Alias:
+    """Return what an alias is in a cluster file: an address, or weights by address. Raises CatalogError."""
+    if isinstance(said, Alias):
+        return said
+    if isinstance(said, str):
+        return Alias(weights={said: 1.0})
+    if not isinstance(said, Mapping):
+        raise CatalogError('must be an address, or weights by address as {"demo:a": 95, "demo:b": 5}')
+    return Alias(weights=_weights(said))
+
+
+def read_aliases(said: Mapping[str, object]) -> dict[str, Alias]:
+    """Return all aliases of a cluster file. Raises CatalogError, also for aliases in a circle."""
+    aliases = {}
+    for name, each in said.items():
+        if not name or name != name.strip():
+            raise CatalogError(f"alias {name!r}: a name must not be empty, nor begin or end with a space")
+        try:
+            aliases[name] = read_alias(each)
+        except CatalogError as error:
+            raise CatalogError(f"alias {name!r}: {error}") from None
+    _check_circles(aliases)
+    return aliases
+
+
+def addresses_of(name: str, aliases: Aliases, order: Order = heaviest_first) -> Iterator[str]:
+    """Yield the addresses that a name stands for, in the order in which they are tried; no alias is among them."""
+    if name not in aliases:
+        yield name
+        return
+    for target in order(name, aliases[name].weights):
+        yield from addresses_of(target, aliases, order)
+
+
+def _weights(said: Mapping[object, object]) -> dict[str, float]:
+    if not 0 < len(said) <= MAX_TARGETS:
+        raise CatalogError(f"must have 1 to {MAX_TARGETS} targets, found {len(said)}")
+    weights = {}
+    for target, weight in said.items():
+        if not isinstance(target, str) or not target or target != target.strip():
+            raise CatalogError(f"a target must be an address such as demo:sql, found {target!r}")
+        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight <= MAX_WEIGHT:
+            raise CatalogError(f"the weight of {target!r} must be a number from 0 to {MAX_WEIGHT:g}, found {weight!r}")
+        weights[target] = float(weight)
+    if not math.fsum(weights.values()):
+        raise CatalogError("at least one weight must be above 0, or nobody would answer")
+    return weights
+
+
+def _check_circles(aliases: Aliases) -> None:
+    done: set[str] = set()
+
+    def follow(name: str, passed: tuple[str, ...]) -> None:
+        if name in passed:
+            circle = [*passed[passed.index(name) :], name]
+            raise CatalogError(f"aliases go in a circle: {' → '.join(circle)}")
+        if name in aliases and name not in done:
+            for target in aliases[name].weights:
+                follow(target, (*passed, name))
+            done.add(name)
+
+    for alias in aliases:
+        follow(alias, ())
