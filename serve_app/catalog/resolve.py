@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from posixpath import basename, dirname, normpath
 
@@ -23,6 +23,15 @@ MIN_VERSION_CHARS = 8
 PATH = re.compile(r"[/\\~]")
 # What mistral.rs escapes in `base::alias`.
 _ESCAPES: Mapping[str, str] = {"%3A": ":", "%23": "#", "%25": "%"}
+
+
+Draw = Callable[[str], float]
+"""Gives a number in [0, 1) for an address; a canary gets the request if its share is larger."""
+
+
+def no_canary(address: str) -> float:
+    """Draw no canary."""
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +92,18 @@ class Catalog:
         return self._aliases
 
     def resolve(
-        self, name: str, *, lora_path: str | None = None, param: str = "model", lora_param: str = "lora_path"
+        self,
+        name: str,
+        *,
+        lora_path: str | None = None,
+        param: str = "model",
+        lora_param: str = "lora_path",
+        draw: Draw = no_canary,
     ) -> ModelRef:
         """Find what `model` means; `lora_path` names the adapter, or its folder, only where `model` does not.
 
         param, lora_param: what the client calls them
+        draw: of an adapter that has a canary and is named without a version; a mix has none
 
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
         with the longest base, an adapter's name that only one base has. Behind an adapter's name `@` may pin one of the
@@ -97,14 +113,28 @@ class Catalog:
         model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """
         asked = _Asked(name=name.strip(), param=param)
-        found = self._resolve_name(self._follow(asked.name), asked)
+        meant = self._follow(asked.name)
+        found = self._resolve_name(meant, asked)
         path = (lora_path or "").strip()
         if found.adapter is None and path:
             model = self._models[found.base]
             found = _with_adapters(model, _name_at(path, model, param=lora_param), param=lora_param)
         if found.adapter is None and not self._rights.allow(found.base):
             raise self._not_found(asked)
-        return found
+        is_pinned = PIN in meant or PIN in path
+        return found if is_pinned else self._as_drawn(found, draw)
+
+    def _as_drawn(self, found: ModelRef, draw: Draw) -> ModelRef:
+        """Return the canary of an adapter if it is drawn and at hand."""
+        model = self._models[found.base]
+        card = None if found.adapter is None or found.mix else model.adapter(found.adapter)
+        if card is None or card.canary is None:
+            return found
+        version, share = card.canary
+        canary = next((each for each in model.versions(card.name) if each.version == version and each.is_usable), None)
+        if canary is None or draw(found.name) >= share:
+            return found
+        return mixed(found.base, [canary.part(1.0)])
 
     def _resolve_name(self, name: str, asked: _Asked) -> ModelRef:
         if name in self._models:

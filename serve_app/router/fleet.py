@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from serve_app.api.dialects import ONLY_MODEL
-from serve_app.catalog.resolve import Catalog
+from serve_app.catalog.resolve import Catalog, Draw, no_canary
 from serve_app.core.backend import Backend
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Load
@@ -361,11 +361,13 @@ class View:
         takes_any: bool = False,
         param: str = "model",
         lora_param: str = "lora_path",
+        draw: Draw = no_canary,
     ) -> ModelRef:
         """The model meant by a client's words, pinned to the version that is served now.
 
         takes_any: a name that nobody has means the only model, where there is only one
         param, lora_param: what the client calls the two
+        draw: as of `Catalog.resolve`
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
@@ -377,14 +379,14 @@ class View:
                 raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
             name = bases[0] if bases else name
         try:
-            return catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param)
+            return catalog.resolve(name, lora_path=lora_path, param=param, lora_param=lora_param, draw=draw)
         except NotFound as error:
             missing = self._missing_base(name.strip())
             if missing is not None:
                 raise self._fleet.not_ready(missing) from None
             known = {*self.bases, *self.loading, *self.asleep, *self.failed}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
-                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
+                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param, draw=draw)
             raise
 
     @property

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from secrets import token_hex
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
-from serve_app.catalog.resolve import Catalog
+from serve_app.catalog.resolve import Catalog, Draw
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
 from serve_app.core.ledger import Prices
@@ -26,7 +27,10 @@ from serve_app.router.fleet import ASLEEP, Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run, RunSettings
+from serve_app.router.stats import TokenIds
+from serve_app.router.variants import share_of
 from serve_app.router.waking import Answer, Waker
 
 MAX_ASKED = 64
@@ -53,6 +57,7 @@ class Router:
     tenant:    who asks, and so what there is to be asked for
     accounting: where limits are kept and requests written down; None is nowhere
     waker:     what wakes models that were scaled to zero; None wakes none
+    rollouts:  what compares canaries with the versions beside them; None compares none
     """
 
     def __init__(
@@ -64,9 +69,11 @@ class Router:
         tenant: Tenant = LOCAL.tenant,
         accounting: Accounting | None = None,
         waker: Waker | None = None,
+        rollouts: Rollouts | None = None,
     ) -> None:
         self._waker = waker or Waker(fleet)
         self.accounting = accounting
+        self.rollouts = rollouts
         self.fleet = fleet
         self.view = fleet.seen_with(tenant.rights)
         self._tenant = tenant
@@ -107,6 +114,8 @@ class Router:
         """
         response_id = new_response_id(request.id_prefix)
         requests = self.lowered(request, response_id, client_request_id=request_id)
+        if is_scored := self.rollouts is not None and self.rollouts.wants(requests):
+            requests = tuple(replace(each, reports_prompt_ids=True) for each in requests)
         settings = self._config.run
         run = Run(
             requests,
@@ -115,6 +124,8 @@ class Router:
             settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
             holds_back=not request.stream,
         )
+        if is_scored:
+            run.stats.token_ids = TokenIds()
         if ticket is not None:
             sizes: Counter[str] = Counter()
             for each in requests:
@@ -145,6 +156,7 @@ class Router:
             tenant=tenant,
             accounting=self.accounting,
             waker=self._waker,
+            rollouts=self.rollouts,
         )
 
     def check_lengths(self, run: Run) -> None:
@@ -247,15 +259,18 @@ class Router:
 
     def _resolver(self, request: CompletionRequest) -> Resolve:
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
-        return partial(self._resolve, takes_any=takes_any)
+        alone = token_hex(8)  # of a request that names no user
+        who = ("one", alone) if request.user is None else ("user", self._tenant.own, request.user)
+        return partial(self._resolve, takes_any=takes_any, draw=lambda address: share_of("canary", address, *who))
 
-    def _resolve(self, wanted: Wanted, *, takes_any: bool) -> ModelRef:
+    def _resolve(self, wanted: Wanted, *, takes_any: bool, draw: Draw) -> ModelRef:
         return self.view.resolve(
             wanted.model,
             lora_path=wanted.adapter,
             takes_any=takes_any,
             param=wanted.param,
             lora_param=wanted.adapter_param,
+            draw=draw,
         )
 
     def _card_of(self, ref: ModelRef) -> ModelCard:
