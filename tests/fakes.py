@@ -225,11 +225,24 @@ class FakeBackend:
             ours = published.of(model.name)
             hidden = {each.name for each in ours} | published.withdrawn_of(model.name)
             kept = tuple(card for card in model.adapters if card.name not in hidden)
-            served = tuple(AdapterCard(name=e.name, version=e.version, rank=4, root=e.path) for e in ours)
+            served = tuple(
+                AdapterCard(
+                    name=each.name,
+                    version=each.version,
+                    rank=4,
+                    root=each.path,
+                    canary=None if each.canary is None else (each.canary.version, each.canary.share),
+                )
+                for each in ours
+            )
             before = tuple(
                 AdapterCard(name=each.name, version=each.previous[0], rank=4, root=each.previous[1])
                 for each in ours
                 if each.previous is not None
+            ) + tuple(
+                AdapterCard(name=each.name, version=each.canary.version, rank=4, root=each.canary.path)
+                for each in ours
+                if each.canary is not None
             )
             model = replace(model, adapters=kept + served, staged=before, adapters_revision=published.revision)
             self.card = replace(self.card, model=model)

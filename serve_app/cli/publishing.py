@@ -29,6 +29,10 @@ def publish_adapter(
     in_place: Annotated[
         bool, typer.Option("--in-place", metavar=SWITCH, help="Replace what the name means now.")
     ] = False,
+    canary: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Try it on a share of the requests for the name, such as 5%."),
+    ] = None,
     url: Url = URL,
     key: Key = None,
     as_json: AsJson = False,
@@ -38,6 +42,8 @@ def publish_adapter(
 
     asked = service(url, key)
     body = {"lora_name": name, "lora_path": str(Path(path).absolute()), "load_inplace": in_place}
+    if canary is not None:
+        body["canary"] = canary
     try:
         return _told(asked.json(ROUTE, body, member="version"), as_json=as_json)
     except ServiceFailed as failure:
@@ -47,7 +53,7 @@ def publish_adapter(
 
 
 def roll_back_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
-    """Let a name mean the version that it meant before."""
+    """End a name's canary; without one, let the name mean the version that it meant before."""
     answer = service(url, key).json(f"{ROUTE}/rollback", {"lora_name": name}, member="version")
     return _told(answer, as_json=as_json)
 
@@ -79,7 +85,7 @@ def list_versions(url: Url = URL, key: Key = None, as_json: AsJson = False) -> i
     elif not is_watched():
         say("\n".join("\t".join(row) for row in rows))
     elif rows:
-        titles = ["adapter", "version", "before", "published", "by", "replicas"]
+        titles = ["adapter", "version", "before", "published", "by", "replicas", "canary"]
         console().print(table(titles, rows))
     else:
         say("There is no adapter. `serve_app adapters publish NAME PATH` publishes one.")
@@ -92,7 +98,9 @@ def _told(entry: dict[str, Any], *, as_json: bool) -> int:
         return Exit.DONE
     replicas = f"{entry['replicas']} of {entry['ready_replicas']} replicas"
     say(f"{entry['id']} is version {_short(entry['version'])} on {replicas}.")
-    if entry["previous"] is not None:
+    if entry["canary"] is not None:
+        say(f"Canary {_canary(entry['canary'])}: `serve_app adapters rollback {entry['id']}` ends it.")
+    elif entry["previous"] is not None:
         before = _short(entry["previous"]["version"])
         say(f"Before it was {before}: `serve_app adapters rollback {entry['id']}` brings that back.")
     return Exit.DONE
@@ -115,7 +123,15 @@ def _row(entry: dict[str, Any]) -> list[str]:
         "in its folder" if at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)),
         str(entry["by"] or ""),
         f"{entry['replicas']} of {entry['ready_replicas']}",
+        "" if entry["canary"] is None else _canary(entry["canary"]),
     ]
+
+
+def _canary(canary: dict[str, Any]) -> str:
+    divergence = "" if canary["divergence"] is None else f", divergence {canary['divergence']:.3g}"
+    counted = canary["counted"]
+    shown = f"{counted['requests']} requests, {counted['errors']} failed{divergence}"
+    return f"{_short(canary['version'])} at {100 * canary['share']:.4g}% of requests ({shown})"
 
 
 def _short(version: object) -> str:

@@ -105,6 +105,7 @@ class AdapterCard:
     reason:  why it cannot be used; None for a usable one
     created: Unix seconds of its weights
     keeps_prefix: keys and values are the base's, so that prefixes are shared with it
+    canary:  another version, which is staged, and its share of the requests for the name; None if there is none
     """
 
     name: str
@@ -114,6 +115,7 @@ class AdapterCard:
     root: str = ""
     created: int = 0
     keeps_prefix: bool = False
+    canary: tuple[str, float] | None = None
 
     @property
     def is_usable(self) -> bool:

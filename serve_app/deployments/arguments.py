@@ -18,6 +18,7 @@ from serve_app.http.settings import ClientSettings
 from serve_app.observe.switch import TraceSettings
 from serve_app.router.admission import AdmissionSettings
 from serve_app.router.placement import PlacementPolicy
+from serve_app.router.rollout import RolloutSettings
 from serve_app.router.run import RunSettings
 from serve_app.tenants.keys import DEFAULT_PEPPER
 from serve_app.tenants.published import DEFAULT_FILE
@@ -121,6 +122,10 @@ class TracingSettings(BaseModel, frozen=True, extra="forbid"):
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
+class CanarySettings(BaseModel, RolloutSettings, frozen=True, extra="forbid", allow_inf_nan=False):
+    """When a canary gets more requests, and when it ends, described at serve_app.router.rollout.RolloutSettings."""
+
+
 class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, frozen=True, extra="forbid"):
     """The router's `user_config`: running replicas take it over within a second, nothing restarts.
 
@@ -139,6 +144,7 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     prices:         price per million tokens, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` covers
                     its adapters too, `*` every model; what has no price costs nothing
     idempotency_s:  how long a repeated Idempotency-Key gets the answer that was given; 0 ignores the header
+    rollout:        when a canary gets a larger share or ends; `requests: 200` compares so many at each share
     tracing:        where traces go, `{endpoint: "http://127.0.0.1:4318", sample: 0.1}`; null is nowhere, unless
                     OTEL_EXPORTER_OTLP_ENDPOINT is set for the router's process
     """
@@ -153,6 +159,7 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     auth_grace_s: PositiveFloat = 300.0
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     idempotency_s: Amount = 3600.0
+    rollout: CanarySettings = CanarySettings()
     tracing: TracingSettings | None = None
     limits: LimitSettings = LimitSettings()
 

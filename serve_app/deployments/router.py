@@ -38,6 +38,7 @@ from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.publishing import FileSource, Publishing
 from serve_app.router.quotas import Quotas
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
 from serve_app.router.waking import Waker
@@ -89,7 +90,8 @@ class RouterReplica:
             source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
             self._accounts = source
         self._publishing = Publishing(self._fleet, source)
-        self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
+        self._rollouts = Rollouts(self._publishing, self._fleet)
+        self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission, rollouts=self._rollouts)
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
@@ -118,6 +120,7 @@ class RouterReplica:
         self._fleet.placement.policy = settings.placement
         self._publishing.roots = settings.adapter_roots
         self._admission.settings = settings
+        self._rollouts.settings = settings.rollout
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)
         if self._accounting is not None:
@@ -179,7 +182,14 @@ class RouterReplica:
         )
         asks_for_keys = settings.asks_for_keys(has_accounts=self._accounts is not None)
         accounting = self._accounting if asks_for_keys else None
-        router = Router(self._fleet, config, admission=self._admission, accounting=accounting, waker=self._waker)
+        router = Router(
+            self._fleet,
+            config,
+            admission=self._admission,
+            accounting=accounting,
+            waker=self._waker,
+            rollouts=self._rollouts,
+        )
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does

@@ -22,6 +22,8 @@ from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
+from serve_app.router.rollout import DECISIONS
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run
 from serve_app.router.stats import RunStats
 
@@ -87,7 +89,14 @@ class Served:
 class Metrics:
     """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers."""
 
-    def __init__(self, fleet: Fleet, *, router_id: str = "router-0", admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        router_id: str = "router-0",
+        admission: Admission | None = None,
+        rollouts: Rollouts | None = None,
+    ) -> None:
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -115,6 +124,8 @@ class Metrics:
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
+        if rollouts is not None:
+            self._registry.register(Series(router_id, partial(rollout_state, rollouts)))
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /metrics."""
@@ -252,6 +263,13 @@ def admission_state(admission: Admission) -> Iterator[Family]:
     yield Family("admission_predicted_wait_seconds", "Wait of a request that comes now.", waits, ("model",))
     refusals = (((reason.value,), admission.refusals[reason]) for reason in Reason)
     yield Family("admission_refusals", "Requests refused at the door.", refusals, ("reason",), is_total=True)
+
+
+def rollout_state(rollouts: Rollouts) -> Iterator[Family]:
+    """Yield how many canaries there are, and what this router has decided about canaries."""
+    yield Family("canaries", "Adapters of which a version is tried.", [((), rollouts.num_canaries)])
+    decisions = (((each,), rollouts.decisions[each]) for each in DECISIONS)
+    yield Family("canary_decisions", "Canaries widened or rolled back.", decisions, ("decision",), is_total=True)
 
 
 class CountedRequests:

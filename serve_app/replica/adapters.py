@@ -85,12 +85,15 @@ class ServedAdapters:
             base = self.card.name
             hidden = published.withdrawn_of(base)
             meant = {name: card for name, card in self._in_folder.items() if name not in hidden}
-            before: list[AdapterCard] = []
+            before: list[AdapterCard] = []  # and canaries
             for each in published.of(base):
                 meant[each.name] = await self._bound(each.name, each.path, each.version)
                 if each.previous is not None:
                     previous, path = each.previous
                     before.append(await self._bound(each.name, path, previous))
+                if each.canary is not None:
+                    before.append(await self._bound(each.name, each.canary.path, each.canary.version))
+                    meant[each.name] = replace(meant[each.name], canary=(each.canary.version, each.canary.share))
             overwritten = [card for card in before if card.root == meant[card.name].root]
             self._engine.keep(frozenset(card.version for card in overwritten))
             self._mean(meant, before, published)
@@ -135,6 +138,8 @@ class ServedAdapters:
         current = {(card.name, card.version) for card in meant.values()}
         for card in (*self.card.adapters, *(each for each in before if each.is_usable)):
             self._meant_at[card.name, card.version] = now
+            if card.canary is not None:  # requests that were given it are on their way, also when it is rolled back
+                self._meant_at[card.name, card.canary[0]] = now
         lasting = {(card.name, card.version) for card in before}
         self._meant_at = {
             (name, version): at

@@ -10,7 +10,7 @@ from functools import partial
 
 from serve_app.api.dialects import ONLY_MODEL
 from serve_app.catalog.aliases import Aliases, Order, addresses_of, heaviest_first, read_aliases
-from serve_app.catalog.resolve import Catalog
+from serve_app.catalog.resolve import Catalog, Draw, no_canary
 from serve_app.core.backend import Backend
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Load
@@ -377,6 +377,7 @@ class View:
         param: str = "model",
         lora_param: str = "lora_path",
         order: Order = heaviest_first,
+        draw: Draw = no_canary,
     ) -> ModelRef:
         """The model meant by a client's words, pinned to the version that is served now.
 
@@ -384,6 +385,7 @@ class View:
         takes_any: a name that nobody has means the only model, where there is only one
         param, lora_param: what the client calls the two
         order: in which targets of an alias are tried
+        draw: as of `Catalog.resolve`
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
@@ -395,7 +397,8 @@ class View:
                 raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
             name = bases[0] if bases else name
         error: ServeError | None = None
-        for address, found in catalog.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order):
+        asking = catalog.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order, draw=draw)
+        for address, found in asking:
             if isinstance(found, ModelRef):
                 return found
             if isinstance(found, NotFound) and (sleeper := self._missing_base(address, self.asleep)) is not None:
@@ -409,7 +412,7 @@ class View:
                     raise self._fleet.not_ready(missing)
             known = {*self.bases, *absent}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
-                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
+                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param, draw=draw)
         raise error
 
     @property

@@ -126,6 +126,10 @@ class Publisher:
     rights: Rights = field(default_factory=Rights)
 
 
+ROLLOUT = Publisher(name="rollout")
+"""Decides about canaries."""
+
+
 class Publishing:
     """Brings what is published to every replica. Discovery tells it of replicas, in the place of the fleet.
 
@@ -209,16 +213,19 @@ class Publishing:
 
     # What publishers ask
 
-    async def publish(self, name: str, path: str, by: Publisher, *, in_place: bool = False) -> PublishedAdapter:
+    async def publish(
+        self, name: str, path: str, by: Publisher, *, in_place: bool = False, canary: float | None = None
+    ) -> PublishedAdapter:
         """Let a name mean the adapter in a folder, on every ready replica of its base.
 
         name: `base:adapter`, or the adapter's name alone where one base is served
-        in_place: whether the name may have meant another version before
+        in_place: whether the name may have meant another version before; then its canary ends, if it has one
+        canary: the share of requests for the name that this version is tried with; the name means what it meant
 
         Raises ServeError: InvalidRequest for a bad adapter or a name that is taken, Forbidden for a name or folder that
         the publisher may not use, ModelNotFound, Unavailable. Nothing is published then, unless it says so.
         """
-        return await self._shielded(self._publish(name, path, by, in_place=in_place))
+        return await self._shielded(self._publish(name, path, by, in_place=in_place, canary=canary))
 
     async def withdraw(self, name: str, by: Publisher) -> str:
         """Let a name mean nothing, and return its address. Raises as `publish`, and AdapterNotFound."""
@@ -227,24 +234,44 @@ class Publishing:
         return change.address
 
     async def roll_back(self, name: str, by: Publisher) -> PublishedAdapter:
-        """Let a name mean the version that it meant before. Raises as `publish`, and AdapterNotFound."""
+        """End the name's canary; without one, let the name mean the version that it meant before.
+
+        Raises as `publish`, and AdapterNotFound.
+        """
         change = self._change("roll back", *self._named(name, by), by)
         return await self._shielded(self._roll_back(change))
+
+    async def decide(self, adapter: PublishedAdapter, share: float | None, reason: str) -> None:
+        """Give an adapter's canary this share, 1 is all, or roll it back if it is None.
+
+        Another router may have decided before: a canary that has ended stays so, and one that has another share by
+        now keeps that. Raises Unavailable, and AdapterNotFound for an adapter that was withdrawn.
+        """
+        canary = adapter.canary
+        assert canary is not None, "a canary is decided about"
+        change = self._change("roll back" if share is None else "widen", adapter.base, adapter.name, ROLLOUT)
+        change = replace(change, version=canary.version, share=share, tried=canary.share, reason=reason)
+        await self._shielded(self._carry_out(change))
 
     @property
     def revision(self) -> int:
         """Return the revision of the set as it was heard of last; 0 if nothing was ever published."""
-        return 0 if self._source.published is None else self._source.published.revision
+        return self.known.revision
+
+    @property
+    def known(self) -> AdapterSet:
+        """Return what is published, as it was heard of last; nothing if nothing was heard of."""
+        return self._source.published or AdapterSet()
 
     def listed(self) -> list[ListedAdapter]:
         """Return every adapter by address: published ones, and those in models' folders."""
-        names = {(each.base, each.name) for each in (self._source.published or AdapterSet()).adapters}
+        names = {(each.base, each.name) for each in self.known.adapters}
         names |= {(base, each.name) for base, card in self._fleet.cards.items() for each in card.adapters}
         return [self.entry(*each) for each in sorted(names)]
 
     def entry(self, base: str, name: str) -> ListedAdapter:
         """Return one adapter as it is served now."""
-        published = (self._source.published or AdapterSet()).find(base, name)
+        published = self.known.find(base, name)
         card = self._fleet.cards[base].adapter(name) if base in self._fleet.cards else None
         version, path = (card.version, card.root) if card is not None else ("", "")
         if published is not None:
@@ -267,7 +294,9 @@ class Publishing:
             reason=next((each.reason for each in cards if each.reason is not None), None),
         )
 
-    async def _publish(self, name: str, path: str, by: Publisher, *, in_place: bool) -> PublishedAdapter:
+    async def _publish(
+        self, name: str, path: str, by: Publisher, *, in_place: bool, canary: float | None
+    ) -> PublishedAdapter:
         """1. check name and folder; 2. digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
         base, adapter = self._named(name, by)
         if not ADAPTER_NAME.fullmatch(adapter):
@@ -277,8 +306,8 @@ class Publishing:
         if not links:
             raise self._fleet.not_ready(base)
         folder, root = self._folder(path, links, by)
-        change = replace(self._change("publish", base, adapter, by), path=str(folder), in_place=in_place)
-        changed(self._heard(), change)  # refuses early a name that is taken
+        change = replace(self._change("publish", base, adapter, by), path=str(folder), in_place=in_place, share=canary)
+        changed(self._heard(), change)  # refuses early what will be refused
         async with self._reading:
             version = await asyncio.to_thread(_version, folder, root)
         await self._stage(base, adapter, str(folder), version)
@@ -286,12 +315,14 @@ class Publishing:
 
     async def _roll_back(self, change: Change) -> PublishedAdapter:
         before = _found(changed(self._heard(), change), change)  # refuses early
-        await self._stage(before.base, before.name, before.path, before.version)
+        current = self.known.find(before.base, before.name)
+        if current is None or current.version != before.version:
+            await self._stage(before.base, before.name, before.path, before.version)
         return _found(await self._carry_out(change), change)
 
     def _named(self, name: str, by: Publisher) -> tuple[str, str]:
         """Return base and adapter of an address. Raises ModelNotFound, InvalidRequest, Forbidden."""
-        published = self._source.published or AdapterSet()
+        published = self.known
         served = {*self._fleet.cards, *self._fleet.loading, *self._fleet.failed}
         bases = served | {each.base for each in published.adapters}
         base = max((each for each in bases if name.startswith(f"{each}:")), key=len, default=None)
@@ -365,9 +396,8 @@ class Publishing:
     async def _carry_out(self, change: Change) -> AdapterSet:
         """Keep a change, and wait until every ready replica has applied it and every router has heard of it."""
         after = await self._source.change_adapters(change)
-        if change.action != "withdraw":
-            version = _found(after, change).version[:12]
-            logger.info("adapter %s: %s of version %s by %s", change.address, change.action, version, change.by)
+        version = (change.version or _version_in(after, change))[:12]
+        logger.info("%s %s %s by %s: %s", change.action, change.address, version, change.by, change.reason or "asked")
         self.refresh()
         try:
             async with asyncio.timeout(self._applying_s):
@@ -451,6 +481,11 @@ def _version(folder: Path, root: Path) -> str:
         reason = error if isinstance(error, CatalogError) else f"its files cannot be read ({error.strerror})"
         must = "be the folder of an adapter as PEFT saves it"
         raise InvalidRequest.refusing(PATH, must=must, found=f"one that is refused: {reason}") from None
+
+
+def _version_in(published: AdapterSet, change: Change) -> str:
+    found = published.find(change.base, change.name)
+    return "" if found is None else found.version
 
 
 def _found(published: AdapterSet, change: Change) -> PublishedAdapter:

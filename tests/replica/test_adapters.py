@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
 from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard
 from serve_app.core.errors import AdapterUnusable, InvalidRequest, Overloaded, ServeError
 from serve_app.core.names import ModelRef
@@ -159,6 +159,25 @@ async def test_the_version_before_stays_at_hand_and_one_that_nobody_needs_is_dro
     await shelf.publish(4, sql=("v2", "v3"))
     assert (shelf.meanings, shelf.staged) == ({"sql": "v2"}, {("sql", "v3")})
     assert shelf.engine.calls == [("bind", "v1"), ("bind", "v2"), ("bind", "v3")], "a rollback reads nothing"
+
+
+async def test_a_canary_is_at_hand_under_its_share_and_stays_for_a_while_behind_its_end() -> None:
+    shelf = Shelf()
+    for version in ("v1", "v2", "v3"):
+        shelf.put(version)
+    adapter = PublishedAdapter(base="tiny", name="sql", version="v2", path="/v2", previous=("v1", "/v1"))
+    tried = replace(adapter, canary=Canary(version="v3", path="/v3", share=0.25))
+    await shelf.served.apply(AdapterSet(revision=1, adapters=(tried,)))
+    [card] = shelf.card.adapters
+    assert (card.version, card.canary) == ("v2", ("v3", 0.25))
+    assert shelf.staged == {("sql", "v1"), ("sql", "v3")}
+    shelf.now = 2 * KEPT_S
+    await shelf.served.apply(AdapterSet(revision=2, adapters=(adapter,)))
+    assert shelf.card.has(ref("sql", "v3")), "requests that were given it are on their way"
+    shelf.now += 2 * KEPT_S
+    await shelf.served.apply(AdapterSet(revision=3, adapters=(adapter,)))
+    assert shelf.staged == {("sql", "v1")}
+    assert shelf.engine.dropped == {"v3"}
 
 
 async def test_a_version_whose_folder_was_overwritten_leaves_memory_last() -> None:
