@@ -1,8 +1,11 @@
-"""Adapters are published from an S3 server on this machine, through to the right tokens."""
+"""Adapters are published from an S3 server and over TLS, on this machine, through to the right tokens."""
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import re
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +14,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from transformers import AutoModelForCausalLM
 
 from serve_app.catalog.cache import PLACE
@@ -18,7 +24,7 @@ from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.publishing import Publishing
 from serve_app.router.router import Router
-from tests.catalog.web import CONFIG, WEIGHTS
+from tests.catalog.web import CONFIG, WEIGHTS, serving
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO
 from tests.flow.stack import running_stack
@@ -105,3 +111,38 @@ async def test_an_adapter_in_a_bucket_is_served_with_the_credentials_of_the_mach
         loaded, text = await published(stack.fleet, root, url)
         assert loaded.status_code == 200, loaded.text
         assert text == await expected(folders)
+
+
+async def test_an_adapter_over_tls_is_served_where_the_certificate_is_trusted(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = certificate_at(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    monkeypatch.setenv(PLACE, str(tmp_path / "cache"))
+    with serving(context) as web:
+        url = web.put("sql", (folders / "sql" / WEIGHTS).read_bytes(), (folders / "sql" / CONFIG).read_bytes())
+        async with running_stack(num_replicas=1, adapters=None) as stack:
+            doubted, _ = await published(stack.fleet, web.url, url)
+            assert (doubted.status_code, "Certificate" in doubted.text or "SSL" in doubted.text) == (503, True)
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            loaded, text = await published(stack.fleet, web.url, url)
+            assert loaded.status_code == 200, loaded.text
+            assert text == await expected(folders)
+
+
+def certificate_at(folder: Path) -> Path:
+    """Make a certificate of this machine's own, with its key, in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")])
+    now = datetime.datetime.now(datetime.UTC)
+    names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
+    made = made.add_extension(names, critical=False).add_extension(x509.BasicConstraints(True, None), critical=True)
+    path = folder / "certificate.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(private + made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
+    return path
