@@ -20,7 +20,10 @@ NAME = Parameter(Text(), "`base:adapter`, or the adapter's name alone where one 
 LOAD: Mapping[str, Parameter] = MappingProxyType(
     {
         "lora_name": NAME,
-        "lora_path": Parameter(Text(), "The adapter's folder, as the service's machines see it, below an allowed one."),
+        "lora_path": Parameter(
+            Text(),
+            "The adapter's folder, as all machines see it, or its address (`s3://…`), below an allowed one.",
+        ),
         "canary": Parameter(Text(), 'Share of the requests for the name that this version is tried with, as "5%".'),
         "load_inplace": Parameter(FLAG, "Whether a name that is served may mean this version from now on."),
     }

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from serve_app.catalog.sources import is_address
 from serve_app.cli.offering import SWITCH, URL, AsJson, Key, Url, service
 from serve_app.cli.screen import Exit, console, is_watched, say, say_json, table
 
@@ -25,7 +26,9 @@ Name = Annotated[
 
 def publish_adapter(
     name: Name,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Its folder, below one that the service allows.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Its folder or address (s3://…), below one that the service allows.")
+    ],
     in_place: Annotated[
         bool, typer.Option("--in-place", metavar=SWITCH, help="Replace what the name means now.")
     ] = False,
@@ -41,7 +44,11 @@ def publish_adapter(
     from serve_app.cli.client import ServiceFailed
 
     asked = service(url, key)
-    body = {"lora_name": name, "lora_path": str(Path(path).absolute()), "load_inplace": in_place}
+    body = {
+        "lora_name": name,
+        "lora_path": path if is_address(path) else str(Path(path).absolute()),
+        "load_inplace": in_place,
+    }
     if canary is not None:
         body["canary"] = canary
     try:

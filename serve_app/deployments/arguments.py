@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import WireLimits
 from serve_app.catalog.aliases import Alias, read_alias
+from serve_app.catalog.files import CatalogError
+from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.request import Pooling
@@ -46,6 +48,19 @@ def known_store(url: str) -> str:
 
 
 AliasSetting = Annotated[Alias, PlainValidator(read_alias)]
+
+
+def known_root(root: str) -> str:
+    """Raises ValueError for an address that no adapter is fetched from."""
+    if is_address(root):
+        try:
+            parse_source(root)
+        except CatalogError as error:
+            raise ValueError(f"must be a folder or an address to fetch from: {error}") from None
+    return root
+
+
+AdapterRoot = Annotated[str, Field(min_length=1), AfterValidator(known_root)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
@@ -135,7 +150,8 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     placement:      which replica gets a prompt: `warm` is where it costs least, prefixes and adapters that are there
                     considered; `least_work` has the fewest sequences for its size; `power_of_two` is the better one of
                     two random replicas by that measure; `random` is any
-    adapter_roots:  folders below which adapters may be published, besides `adapters` of each model
+    adapter_roots:  folders and addresses (`s3://bucket/team`; also gs, az, hf and https) below which adapters may be
+                    published, besides `adapters` of each model
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
     auth:           `keys` asks every request for a key, except for /health, / and the console's files; `none` asks
                     nobody, on a loopback host only; null is `keys` if args has a store, else `none`
@@ -153,7 +169,7 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     dialect: DialectName = UNION.name
     placement: PlacementPolicy = "warm"
     cors_origins: tuple[Origin, ...] = ()
-    adapter_roots: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    adapter_roots: tuple[AdapterRoot, ...] = ()
     accept_any_model: bool = True
     auth: Literal["none", "keys"] | None = None
     auth_grace_s: PositiveFloat = 300.0

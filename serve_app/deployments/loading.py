@@ -12,9 +12,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serve_app.catalog.adapters import read_published, read_records
+from serve_app.catalog.adapters import read_records
 from serve_app.catalog.defaults import DefaultSampling, chat_templates_of, read_default_sampling, read_embedding_form
 from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.catalog.published import PublishedFiles
 from serve_app.core.cards import AdapterRecord, ToolPrompt
 from serve_app.core.request import EmbeddingForm
 from serve_app.deployments.arguments import ModelArgs
@@ -100,7 +101,7 @@ def load_replica(
     members = {"root": root or config.path, "records": records, "tool_prompt": "prompt", **told}
     card = replace(engine.card, **members)
     return ModelService(
-        engine, tokenizer, card, replica_id=replica_id, clock=clock, pools=pools, read_adapter=read_published
+        engine, tokenizer, card, replica_id=replica_id, clock=clock, pools=pools, adapter_files=PublishedFiles()
     )
 
 

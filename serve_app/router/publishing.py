@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import closing
 from contextvars import Context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -15,7 +17,10 @@ from serve_app.api.adapters import ListedAdapter, PreviousVersion
 from serve_app.api.error_text import shown
 from serve_app.catalog.adapters import read_version
 from serve_app.catalog.files import CatalogError
+from serve_app.catalog.published import PublishedFiles
 from serve_app.catalog.resolve import ADAPTER_NAME
+from serve_app.catalog.sources import Source as AdapterSource
+from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ModelCard, ReplicaCard
@@ -135,7 +140,7 @@ class Publishing:
 
     A replica that starts joins the fleet when it has applied the set; until then it takes no requests.
 
-    roots: folders below which adapters may lie, besides the `adapters` folder of their model
+    roots: folders and addresses below which adapters may lie, besides the `adapters` folder of their model
     applying_s: in which every ready replica must have applied a change; else the publisher is told that some have not
     """
 
@@ -216,7 +221,7 @@ class Publishing:
     async def publish(
         self, name: str, path: str, by: Publisher, *, in_place: bool = False, canary: float | None = None
     ) -> PublishedAdapter:
-        """Let a name mean the adapter in a folder, on every ready replica of its base.
+        """Let a name mean the adapter in a folder or at an address, on every ready replica of its base.
 
         name: `base:adapter`, or the adapter's name alone where one base is served
         in_place: whether the name may have meant another version before; then its canary ends, if it has one
@@ -297,7 +302,7 @@ class Publishing:
     async def _publish(
         self, name: str, path: str, by: Publisher, *, in_place: bool, canary: float | None
     ) -> PublishedAdapter:
-        """1. check name and folder; 2. digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
+        """1. check name and place; 2. fetch, digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
         base, adapter = self._named(name, by)
         if not ADAPTER_NAME.fullmatch(adapter):
             must = f"be base:adapter, the adapter's name matching {ADAPTER_NAME.pattern}"
@@ -305,12 +310,19 @@ class Publishing:
         links = self._fleet.links_of(base)
         if not links:
             raise self._fleet.not_ready(base)
-        folder, root = self._folder(path, links, by)
-        change = replace(self._change("publish", base, adapter, by), path=str(folder), in_place=in_place, share=canary)
-        changed(self._heard(), change)  # refuses early what will be refused
-        async with self._reading:
-            version = await asyncio.to_thread(_version, folder, root)
-        await self._stage(base, adapter, str(folder), version)
+        change = replace(self._change("publish", base, adapter, by), in_place=in_place, share=canary)
+        with closing(PublishedFiles()) as files:  # what was fetched stays until replicas have it
+            if is_address(path):
+                change = replace(change, path=str(self._address(path, by)))
+                read = partial(files.fetch, change.path)
+            else:
+                folder, root = self._folder(path, links, by)
+                change = replace(change, path=str(folder))
+                read = partial(_version, folder, root)
+            changed(self._heard(), change)  # refuses early what will be refused
+            async with self._reading:
+                version = await asyncio.to_thread(read)
+            await self._stage(base, adapter, change.path, version)
         return _found(await self._carry_out(replace(change, version=version)), change)
 
     async def _roll_back(self, change: Change) -> PublishedAdapter:
@@ -338,13 +350,31 @@ class Publishing:
             raise ModelNotFound.refusing(NAME, must=must, found=shown(name))
         return base, adapter
 
+    def _address(self, path: str, by: Publisher) -> AdapterSource:
+        """Return the address that is meant. Raises InvalidRequest for a malformed one, Forbidden for any not listed."""
+        try:
+            source = parse_source(path)
+        except CatalogError as error:  # the address itself may have a secret
+            raise InvalidRequest.refusing(
+                PATH, must="be a folder or a plain address", found=f"another: {error}"
+            ) from None
+        roots = sorted(filter(is_address, self.roots))
+        if not any(parse_source(root).covers(source) for root in roots):
+            must = "lie below an address in `adapter_roots` of the router"
+            allowed = f"Allowed are {', '.join(roots) or 'none yet'}." if by.rights.allow_everything else ""
+            raise Forbidden.refusing(PATH, must=must, found=str(source), remedy=allowed)
+        return source
+
     def _folder(self, path: str, links: Sequence[ReplicaLink], by: Publisher) -> tuple[Path, Path]:
         """Return the folder that is meant, without links, and the root that it is below.
 
         Raises Forbidden alike for what is not there and for what is elsewhere: nobody learns of other files, and only
         the operator of the roots.
         """
-        roots = {*self.roots, *(link.card.model.adapters_root for link in links)} - {""}
+        roots = {
+            *(each for each in self.roots if not is_address(each)),
+            *(link.card.model.adapters_root for link in links),
+        } - {""}
         refusal = Forbidden.refusing(
             PATH,
             must="be a folder below `adapters` of the model or `adapter_roots` of the router",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from secrets import token_hex
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix

@@ -73,7 +73,7 @@ def published(folders: Path, folder: str, before: str | None = None) -> Publishe
 
 
 def version_of(path: Path) -> str:
-    return read_published(str(path), "x").version
+    return read_published(path, "x").version
 
 
 async def publish(stack: Stack, revision: int, adapter: PublishedAdapter | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -66,18 +67,22 @@ class Shelf:
         self.used: frozenset[str] = frozenset()
         self.now = 0.0
         self.files: dict[str, str] = {}
+        self.released: set[str] = set()
         self.served = ServedAdapters(
             model_card("tiny", *in_folder),
             self.engine,
-            read=self.read,
+            files=self,
             used=lambda: self.used,
             clock=lambda: self.now,
         )
 
-    def read(self, path: str, name: str) -> AdapterRecord:
+    def read(self, path: str, name: str, version: str) -> AdapterRecord:
         version = self.files.get(path, "")
         reason = None if version else "adapter_config.json is missing"
         return AdapterRecord(name=name, path=Path(path), version=version, reason=reason)
+
+    def release(self, versions: Iterable[str]) -> None:
+        self.released |= set(versions)
 
     def put(self, version: str) -> tuple[str, str]:
         """A folder whose files have this version, and the version."""
@@ -127,6 +132,19 @@ async def test_what_is_published_hides_the_folder_and_what_is_withdrawn_is_gone(
     assert shelf.engine.calls == [("bind", "new")]
     await shelf.publish(4)
     assert shelf.meanings == {"sql": "old", "law": "l1", "art": "a1"}, "the folder rules what nobody published"
+
+
+async def test_files_of_a_version_that_is_refused_or_forgotten_are_not_held_any_more() -> None:
+    shelf = Shelf()
+    with pytest.raises(AdapterUnusable):
+        await shelf.served.stage("sql", "/missing", "missing")
+    assert shelf.released == {"missing"}
+    shelf.put("v1")
+    await shelf.publish(1, sql="v1")
+    assert "v1" not in shelf.released, "it may be read again"
+    shelf.now += 2 * KEPT_S
+    await shelf.publish(2, "sql")
+    assert shelf.released == {"missing", "v1"}
 
 
 async def test_an_older_set_changes_nothing_and_the_same_one_tries_again_what_could_not_be_served() -> None:
