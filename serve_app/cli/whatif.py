@@ -55,11 +55,10 @@ def run(
 
     try:
         deployed = read_cluster(cluster, StepCosts.read(steps), model=model)
-        policies = policies_of(policy or "") or [deployed.policy]
         counts = _counts(replicas) or [deployed.num_replicas]
         asked = _of_model(read_trace(trace), deployed.service.config.name, speed=speed)
         found, served = [recorded(asked)] if back_test else [], deployed.service
-        for each in policies:
+        for each in policies_of(policy or "") or [deployed.policy]:
             if find_replicas is None:
                 found += [simulate(asked, served, num_replicas=count, policy=each) for count in counts]
             else:
@@ -68,9 +67,9 @@ def run(
         raise CommandFailed(str(error), Exit.MISUSED) from None
     if as_json:
         say_json([asdict(each) for each in found])
-        return _judge(*found[:2], tell=remark) if back_test else Exit.DONE
-    console().print(table(HEADS, map(_row, found), texts=1))
-    return _judge(*found[:2], tell=say) if back_test else Exit.DONE
+    else:
+        console().print(table(HEADS, map(_row, found), texts=1))
+    return _judge(*found[:2], tell=remark if as_json else say) if back_test else Exit.DONE
 
 
 def fit(
