@@ -41,6 +41,7 @@ class ReplicaLink:
     on_lost: called when the replica is gone or is left, but not where a retired link closes by itself
     has_ended: whether the replica itself has ended the stream, as it does where it did not hear of the router
     on_spent: called with what each frame says that was spent, before anybody has the frame's deltas
+    clock: seconds, monotonic
     """
 
     def __init__(
@@ -51,13 +52,14 @@ class ReplicaLink:
         *,
         on_lost: Callable[[], None] = lambda: None,
         on_spent: Callable[[Sequence[Spent]], None] = lambda spent: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card = card
         self._backend = backend
         self._router_id = router_id
         self._on_lost = on_lost
         self._on_spent = on_spent
-        self._registry = Registry()
+        self._registry = Registry(clock)
         self._calls = Calls(backend, router_id, card.replica_id, on_refused=self._forget)
         self._reader: asyncio.Task[None] | None = None
         self._load = card.load
@@ -382,7 +384,7 @@ class Registration:
     """Where the deltas of a request go, what its client knows it by, and how many of its sequences have not ended.
 
     guess: what was expected of its prompt; num_prompt_tokens: of it, still to be computed as far as is known
-    submitted_at: by the monotonic clock, seconds; None where its deltas are gathered, and so tell no time
+    submitted_at: by the registry's clock, seconds; None where its deltas are gathered, and so tell no time
     """
 
     client_request_id: str
@@ -400,7 +402,8 @@ class Registry:
     num_prompt_tokens: of prompts of which nothing was heard
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._live: dict[str, Registration] = {}
         self._num_outstanding = 0
         self._num_measured = self._measured_s = 0.0
@@ -436,7 +439,7 @@ class Registry:
                 num_unfinished=len(request.samples),
                 guess=guess,
                 num_prompt_tokens=num_prompt_tokens,
-                submitted_at=None if request.is_read_whole else time.monotonic(),
+                submitted_at=None if request.is_read_whole else self._clock(),
             )
             self._num_outstanding += len(request.samples)
             self.num_prompt_tokens += num_prompt_tokens
@@ -490,6 +493,6 @@ class Registry:
             registration.guess.habits.learn_prompt(registration.guess, report)
         num_computed = report.num_tokens - report.num_cached_tokens
         if num_computed >= MIN_MEASURED and registration.submitted_at is not None:
-            seconds = max(0.0, time.monotonic() - registration.submitted_at - report.queue_s)
+            seconds = max(0.0, self._clock() - registration.submitted_at - report.queue_s)
             self._num_measured += num_computed - LEARNING * self._num_measured
             self._measured_s += seconds - LEARNING * self._measured_s
