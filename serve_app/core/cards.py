@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from serve_app.core.delta import Load
@@ -28,6 +29,18 @@ SamplingKind = SamplerName | OtherSampling
 AdapterKind = Literal["plain", "scaled", "mixed"]
 """One adapter as it was trained, one with a scale that the client chose, several at once."""
 RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Replicas of a model. wanted: that there are to be;  starting: that load;  draining: that end with their work"""
+
+    wanted: int
+    starting: int
+    draining: int
+
+
+NO_SCALES: Mapping[str, Scale] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

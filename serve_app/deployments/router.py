@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -95,7 +96,7 @@ class RouterReplica:
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
-        self._waker = Waker(self._fleet, cluster.wake)
+        self._waker = Waker(self._fleet, partial(cluster.wake, router_id=router_id))
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -121,6 +121,7 @@ class Metrics:
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(Series(router_id, partial(replica_loads, fleet)))
         self._registry.register(Series(router_id, partial(residencies, fleet)))
+        self._registry.register(Series(router_id, partial(scales, fleet)))
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
@@ -235,6 +236,12 @@ def residencies(fleet: Fleet) -> Iterator[Family]:
     for is_total, table in ((False, RESIDENCIES), (True, RESIDENCY_TOTALS)):
         for name, (text, value_of) in table.items():
             yield Family(f"replica_{name}", text, [(of, value_of(each)) for of, each in found], REPLICA, is_total)
+
+
+def scales(fleet: Fleet) -> Iterator[Family]:
+    """Yield how many replicas of each model are wanted, start and drain."""
+    found = (((model, state), number) for model, each in fleet.scales.items() for state, number in asdict(each).items())
+    yield Family("model_replicas", "Replicas that are wanted, start or drain.", found, ("model", "state"))
 
 
 def flow_usages(fleet: Fleet) -> Iterator[Family]:

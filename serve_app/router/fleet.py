@@ -12,7 +12,7 @@ from serve_app.api.dialects import ONLY_MODEL
 from serve_app.catalog.aliases import Aliases, Order, addresses_of, heaviest_first, read_aliases
 from serve_app.catalog.resolve import Catalog, Draw, no_canary
 from serve_app.core.backend import Backend
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.cards import NO_SCALES, AdapterCard, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Load
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound, ServeError
 from serve_app.core.names import ModelRef
@@ -59,6 +59,7 @@ class Fleet:
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
+        self._scales: dict[str, Scale] = {}
         self._asleep: set[str] = set()
         self._remembered: dict[str, ModelCard] = {}
         self._reconnected: set[str] = set()
@@ -118,6 +119,11 @@ class Fleet:
     def failed(self) -> list[str]:
         """Models that could not be loaded: no replica is ready, and none will come by itself."""
         return sorted(self._failed - set(self._cards))
+
+    @property
+    def scales(self) -> Mapping[str, Scale]:
+        """How many replicas of each model are wanted, start and drain, as last told."""
+        return self._scales
 
     @property
     def is_ready(self) -> bool:
@@ -184,9 +190,14 @@ class Fleet:
             self._refresh()
             self._hand_over()
 
-    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
-        """Name the base models that are deployed, ready or not, and those whose deployment has failed."""
-        self._expected, self._failed = frozenset(models), frozenset(failed)
+    def expect(
+        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
+    ) -> None:
+        """Name the base models that are deployed, ready or not, and those whose deployment has failed.
+
+        scales: replicas of models that are wanted, start and drain, as far as known
+        """
+        self._expected, self._failed, self._scales = frozenset(models), frozenset(failed), dict(scales)
 
     def rest(self, model: str, *, is_asleep: bool) -> None:
         """Note whether a model without replicas was scaled to zero, and will have one with its first request."""

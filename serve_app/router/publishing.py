@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import closing
 from contextvars import Context
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from serve_app.catalog.sources import Source as AdapterSource
 from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.backend import Backend
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import NO_SCALES, ModelCard, ReplicaCard, Scale
 from serve_app.core.errors import Forbidden, InvalidRequest, ModelNotFound, ReplicaLost, ServeError, Unavailable
 from serve_app.core.tenants import Rights
 from serve_app.router.discovery import HELLO_TIMEOUT_S
@@ -200,8 +200,10 @@ class Publishing:
     def is_done_with(self, replica_id: str) -> bool:
         return self._fleet.is_done_with(replica_id)
 
-    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
-        self._fleet.expect(models, failed)
+    def expect(
+        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
+    ) -> None:
+        self._fleet.expect(models, failed, scales)
 
     def refresh(self) -> None:
         """Bring what was heard of the set to the replicas that are behind. Never waits."""

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.core.cards import Scale
 from serve_app.core.delta import Load
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import FlowUsage, UsageReport
@@ -43,6 +44,7 @@ async def scraped() -> str:
     card = replace(replica_card("r0", model), load=Load(num_blocks=4), usage=usage)
     backend = FakeBackend(card, is_stepped=True)
     fleet.put(card, backend)
+    fleet.expect(["demo"], (), {"demo": Scale(wanted=1, starting=0, draining=0)})
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         body = {"model": "demo", "prompt": "one two", "max_tokens": 4}
