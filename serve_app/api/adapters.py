@@ -65,6 +65,7 @@ class ListedAdapter:
     by:           the tenant that published it, or `operator`; None as before
     replicas:     ready ones that serve this version, of `ready_replicas`
     reason:       why it cannot be used; None for a usable one
+    refused:      why the files in its watched folder are not published; None if they are, or if no folder is watched
     """
 
     id: str
@@ -78,6 +79,7 @@ class ListedAdapter:
     replicas: Count
     ready_replicas: Count
     reason: str | None
+    refused: str | None
 
     def body(self) -> dict[str, Any]:
         """Return the entry as JSON has it."""

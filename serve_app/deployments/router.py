@@ -41,6 +41,7 @@ from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
 from serve_app.router.waking import Waker
+from serve_app.router.watching import Watching
 from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
 
 GC_THRESHOLD = (50_000, 20, 50)
@@ -89,7 +90,12 @@ class RouterReplica:
             source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
             self._accounts = source
         self._publishing = Publishing(self._fleet, source)
-        self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
+        self._metrics = Metrics(
+            self._fleet,
+            router_id=router_id,
+            admission=self._admission,
+            revision=lambda: self._publishing.revision,
+        )
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
@@ -99,6 +105,7 @@ class RouterReplica:
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
         self._hearing = begin(source.run(), context=Context())
+        self._watching = begin(Watching(self._fleet, self._publishing).run(), context=Context())
         self._writing = (
             ()
             if self._accounting is None
@@ -148,6 +155,7 @@ class RouterReplica:
         if discovery is not None:
             discovery.cancel()
             self._hearing.cancel()
+            self._watching.cancel()
             self._stop()
             await self._fleet.close()
             await asyncio.to_thread(self._tracing.close)

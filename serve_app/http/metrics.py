@@ -87,7 +87,15 @@ class Served:
 class Metrics:
     """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers."""
 
-    def __init__(self, fleet: Fleet, *, router_id: str = "router-0", admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        router_id: str = "router-0",
+        admission: Admission | None = None,
+        revision: Callable[[], int] = int,
+    ) -> None:
+        """revision: of the published adapters, as the router has heard of it"""
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -109,6 +117,7 @@ class Metrics:
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(Series(router_id, partial(replica_loads, fleet)))
         self._registry.register(Series(router_id, partial(residencies, fleet)))
+        self._registry.register(Series(router_id, partial(revisions, fleet, revision)))
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
@@ -219,6 +228,13 @@ def residencies(fleet: Fleet) -> Iterator[Family]:
     for is_total, table in ((False, RESIDENCIES), (True, RESIDENCY_TOTALS)):
         for name, (text, value_of) in table.items():
             yield Family(f"replica_{name}", text, [(of, value_of(each)) for of, each in found], REPLICA, is_total)
+
+
+def revisions(fleet: Fleet, revision: Callable[[], int]) -> Iterator[Family]:
+    """Yield the revision of the published adapters that a router has heard of, and those that replicas serve."""
+    yield Family("adapters_revision", "Revision of the published adapters.", [((), revision())])
+    applied = [((card.model.name, card.replica_id), card.model.adapters_revision) for card, _ in fleet.replicas]
+    yield Family("replica_adapters_revision", "Revision of the adapters that a replica serves.", applied, REPLICA)
 
 
 def flow_usages(fleet: Fleet) -> Iterator[Family]:

@@ -132,6 +132,7 @@ class Publishing:
     A replica that starts joins the fleet when it has applied the set; until then it takes no requests.
 
     roots: folders below which adapters may lie, besides the `adapters` folder of their model
+    refused: by base and name, why the files in a watched folder are not published
     applying_s: in which every ready replica must have applied a change; else the publisher is told that some have not
     """
 
@@ -145,6 +146,7 @@ class Publishing:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.roots = tuple(roots)
+        self.refused: dict[tuple[str, str], str] = {}
         self._fleet = fleet
         self._source = source or MemorySource()
         self._applying_s = applying_s
@@ -209,16 +211,19 @@ class Publishing:
 
     # What publishers ask
 
-    async def publish(self, name: str, path: str, by: Publisher, *, in_place: bool = False) -> PublishedAdapter:
+    async def publish(
+        self, name: str, path: str, by: Publisher, *, in_place: bool = False, revision: int | None = None
+    ) -> PublishedAdapter:
         """Let a name mean the adapter in a folder, on every ready replica of its base.
 
         name: `base:adapter`, or the adapter's name alone where one base is served
         in_place: whether the name may have meant another version before
+        revision: that the set must still have then, else it is Unavailable; None is any
 
         Raises ServeError: InvalidRequest for a bad adapter or a name that is taken, Forbidden for a name or folder that
         the publisher may not use, ModelNotFound, Unavailable. Nothing is published then, unless it says so.
         """
-        return await self._shielded(self._publish(name, path, by, in_place=in_place))
+        return await self._shielded(self._publish(name, path, by, in_place=in_place, revision=revision))
 
     async def withdraw(self, name: str, by: Publisher) -> str:
         """Let a name mean nothing, and return its address. Raises as `publish`, and AdapterNotFound."""
@@ -232,6 +237,11 @@ class Publishing:
         return await self._shielded(self._roll_back(change))
 
     @property
+    def heard(self) -> AdapterSet | None:
+        """Return the set as it was heard of last; None before the first time."""
+        return self._source.published
+
+    @property
     def revision(self) -> int:
         """Return the revision of the set as it was heard of last; 0 if nothing was ever published."""
         return 0 if self._source.published is None else self._source.published.revision
@@ -240,6 +250,7 @@ class Publishing:
         """Return every adapter by address: published ones, and those in models' folders."""
         names = {(each.base, each.name) for each in (self._source.published or AdapterSet()).adapters}
         names |= {(base, each.name) for base, card in self._fleet.cards.items() for each in card.adapters}
+        names |= self.refused.keys()
         return [self.entry(*each) for each in sorted(names)]
 
     def entry(self, base: str, name: str) -> ListedAdapter:
@@ -265,9 +276,12 @@ class Publishing:
             replicas=sum(each.is_usable for each in cards),
             ready_replicas=len(links),
             reason=next((each.reason for each in cards if each.reason is not None), None),
+            refused=self.refused.get((base, name)),
         )
 
-    async def _publish(self, name: str, path: str, by: Publisher, *, in_place: bool) -> PublishedAdapter:
+    async def _publish(
+        self, name: str, path: str, by: Publisher, *, in_place: bool, revision: int | None
+    ) -> PublishedAdapter:
         """1. check name and folder; 2. digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
         base, adapter = self._named(name, by)
         if not ADAPTER_NAME.fullmatch(adapter):
@@ -277,7 +291,8 @@ class Publishing:
         if not links:
             raise self._fleet.not_ready(base)
         folder, root = self._folder(path, links, by)
-        change = replace(self._change("publish", base, adapter, by), path=str(folder), in_place=in_place)
+        change = self._change("publish", base, adapter, by)
+        change = replace(change, path=str(folder), in_place=in_place, revision=revision)
         changed(self._heard(), change)  # refuses early a name that is taken
         async with self._reading:
             version = await asyncio.to_thread(_version, folder, root)
