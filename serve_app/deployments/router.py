@@ -90,12 +90,7 @@ class RouterReplica:
             source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
             self._accounts = source
         self._publishing = Publishing(self._fleet, source)
-        self._metrics = Metrics(
-            self._fleet,
-            router_id=router_id,
-            admission=self._admission,
-            revision=lambda: self._publishing.revision,
-        )
+        self._metrics = self._metrics_of(router_id)
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
@@ -167,6 +162,12 @@ class RouterReplica:
 
     def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
         return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts), accounts)
+
+    def _metrics_of(self, router_id: str) -> Metrics:
+        publishing = self._publishing
+        return Metrics(
+            self._fleet, router_id=router_id, admission=self._admission, revision=lambda: publishing.revision
+        )
 
     def _note_look(self, is_good: Callable[[str], bool]) -> None:
         self._admission.end_keys(is_good)
