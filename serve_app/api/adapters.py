@@ -120,6 +120,7 @@ class ListedAdapter:
     by:           the tenant that published it, or `operator`; None as before
     replicas:     ready ones that serve this version, of `ready_replicas`
     reason:       why it cannot be used; None for a usable one
+    refused:      why the files in its watched folder are not published; None if they are, or if no folder is watched
     canary:       the version that is tried; None if there is none
     """
 
@@ -134,6 +135,7 @@ class ListedAdapter:
     replicas: Count
     ready_replicas: Count
     reason: str | None
+    refused: str | None
     canary: ListedCanary | None = None
 
     def body(self) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def _adapter(model: ModelCard, name: str, *, param: str) -> AdapterCard:
         must = f"pin a version that is at hand ({known}), or {MIN_VERSION_CHARS} characters that only one begins with"
         raise AdapterNotFound.refusing(param, must=must, found=_quoted(name))
     if card is None:
-        if not model.adapters:
+        if not model.adapters and not model.adapters_revision:
             none = f"name no adapter of {_quoted(model.name)}, for which LoRA is not enabled"
             raise InvalidRequest.refusing(param, must=none, found=_quoted(name))
         usable = _listed(card.name for card in model.adapters if card.is_usable)

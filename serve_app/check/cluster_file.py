@@ -284,7 +284,7 @@ def _check_prices(prices: object, cards: Sequence[ModelCard], path: Path) -> Ite
 
 def _card(args: ModelArgs) -> ModelCard:
     """What names need of it; whether an adapter can be used is told elsewhere."""
-    folder = FilePath(args.adapters) if args.adapters is not None else None
+    folder = args.adapters_folder
     found = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder and folder.is_dir() else ()
     adapters = tuple(AdapterCard(name=name, version=name) for name in found)
     return ModelCard(name=args.name, root=args.path, created=0, max_model_len=0, vocab_size=0, adapters=adapters)

@@ -125,13 +125,18 @@ def _row(entry: dict[str, Any]) -> list[str]:
     at, previous = entry["published_at"], entry["previous"]
     return [
         str(entry["id"]),
-        _short(entry["version"]) if entry["reason"] is None else f"unusable: {entry['reason']}",
+        _version_or_why(entry),
         "" if previous is None else _short(previous["version"]),
         "in its folder" if at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)),
         str(entry["by"] or ""),
         f"{entry['replicas']} of {entry['ready_replicas']}",
         "" if entry["canary"] is None else _canary(entry["canary"]),
     ]
+
+
+def _version_or_why(entry: dict[str, Any]) -> str:
+    version = _short(entry["version"]) if entry["reason"] is None else f"unusable: {entry['reason']}"
+    return version if entry["refused"] is None else f"{version} (its folder is refused: {entry['refused']})".strip()
 
 
 def _canary(canary: dict[str, Any]) -> str:

@@ -192,6 +192,7 @@ class ModelCard:
         and those in use
     adapters_revision: of the `AdapterSet` that was applied last; 0 before the first
     adapters_root: absolute folder of its adapters, below which more may be published; "" is none
+    watches_adapters: whether routers publish by themselves what is complete in that folder
     tool_parser: the form that its calls of tools have; None is the one that the template shows
     reasoning_parser: the form that its thoughts have; None as before
     chat_template: of the model's folder, as it is written there; "" is none
@@ -222,6 +223,7 @@ class ModelCard:
     staged: tuple[AdapterCard, ...] = ()
     adapters_revision: int = 0
     adapters_root: str = ""
+    watches_adapters: bool = False
     chat_template: str = ""
     tool_template: str = ""
     tool_prompt: ToolPrompt = "template"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
 
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import WireLimits
@@ -65,12 +66,31 @@ Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
 
 
+class AdapterFolder(BaseModel, frozen=True, extra="forbid"):
+    """Where adapters of a model lie.
+
+    path:  folder with one sub-folder per adapter
+    watch: whether routers publish each sub-folder by themselves, as soon as it is complete
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    watch: bool = False
+
+
+def _written_as(found: object) -> str:
+    return "folder" if isinstance(found, dict | AdapterFolder) else "path"
+
+
+Adapters = Annotated[Annotated[str, Tag("path")] | Annotated[AdapterFolder, Tag("folder")], Discriminator(_written_as)]
+
+
 class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
     """One base model. If one of these changes, Serve restarts the replicas of its application and no others.
 
     name:     how clients address it; also the name of its application
     path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
-    adapters: folder with one sub-folder per adapter, relative to where the cluster was started; null is none
+    adapters: folder with one sub-folder per adapter, relative to where the cluster was started; null is none.
+              `{path: adapters/demo, watch: true}` publishes each sub-folder as soon as it is complete
     dialect:  of requests to this model that name none; null is the router's
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
     tools_without_template: what to do with tools that the chat template does not show. "prompt" shows them by a default
@@ -88,7 +108,7 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
 
     name: BaseName
     path: Annotated[str, Field(min_length=1)]
-    adapters: str | None = None
+    adapters: Adapters | None = None
     dialect: DialectName | None = None
     chat_template: str | None = None
     tools_without_template: Literal["auto", "prompt", "ignore", "refuse"] = "auto"
@@ -96,6 +116,18 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
     default_sampling: Literal["model", "none"] = "model"
     reasoning_parser: ReasoningParserName | None = None
     pooling: Literal["auto"] | Pooling | None = "auto"
+
+    @property
+    def adapters_folder(self) -> Path | None:
+        """Return the folder of adapters; None if there is none."""
+        if self.adapters is None:
+            return None
+        return Path(self.adapters if isinstance(self.adapters, str) else self.adapters.path)
+
+    @property
+    def watches_adapters(self) -> bool:
+        """Return whether that folder's adapters are published by themselves."""
+        return isinstance(self.adapters, AdapterFolder) and self.adapters.watch
 
 
 class RouterArgs(BaseModel):

@@ -53,15 +53,16 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     default_sampling = default_sampling_of(args, folder.path)
     for sentence in default_sampling.unheard:
         logger.warning("%s: %s", args.name, sentence)
-    adapters = read_records(Path(args.adapters)) if args.adapters is not None else ()
-    adapters_root = "" if args.adapters is None else str(Path(args.adapters).resolve())
+    adapters_folder = args.adapters_folder
+    adapters = () if adapters_folder is None else read_records(adapters_folder)
     return load_replica(
         engine_config(args, folder.path),
         adapters,
         replica_id=replica_id,
         root=args.path,
         created=folder.created,
-        adapters_root=adapters_root,
+        adapters_root="" if adapters_folder is None else str(adapters_folder.resolve()),
+        watches_adapters=args.watches_adapters,
         dialect=args.dialect,
         chat_template=templates.default,
         tool_template=templates.tool_use,

@@ -96,7 +96,9 @@ class Metrics:
         router_id: str = "router-0",
         admission: Admission | None = None,
         rollouts: Rollouts | None = None,
+        revision: Callable[[], int] = int,
     ) -> None:
+        """revision: of the published adapters, as the router has heard of it"""
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -122,6 +124,7 @@ class Metrics:
         self._registry.register(Series(router_id, partial(replica_loads, fleet)))
         self._registry.register(Series(router_id, partial(residencies, fleet)))
         self._registry.register(Series(router_id, partial(scales, fleet)))
+        self._registry.register(Series(router_id, partial(revisions, fleet, revision)))
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
@@ -242,6 +245,13 @@ def scales(fleet: Fleet) -> Iterator[Family]:
     """Yield how many replicas of each model are wanted, start and drain."""
     found = (((model, state), number) for model, each in fleet.scales.items() for state, number in asdict(each).items())
     yield Family("model_replicas", "Replicas that are wanted, start or drain.", found, ("model", "state"))
+
+
+def revisions(fleet: Fleet, revision: Callable[[], int]) -> Iterator[Family]:
+    """Yield the revision of the published adapters that a router has heard of, and those that replicas serve."""
+    yield Family("adapters_revision", "Revision of the published adapters.", [((), revision())])
+    applied = [((card.model.name, card.replica_id), card.model.adapters_revision) for card, _ in fleet.replicas]
+    yield Family("replica_adapters_revision", "Revision of the adapters that a replica serves.", applied, REPLICA)
 
 
 def flow_usages(fleet: Fleet) -> Iterator[Family]:

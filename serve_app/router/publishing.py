@@ -11,7 +11,7 @@ from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from serve_app.api.adapters import ListedAdapter, PreviousVersion
 from serve_app.api.error_text import shown
@@ -29,15 +29,13 @@ from serve_app.core.tenants import Rights
 from serve_app.router.discovery import HELLO_TIMEOUT_S
 from serve_app.router.fleet import Fleet
 from serve_app.router.link import ReplicaLink
-from serve_app.tenants.errors import StoreUnavailable
-from serve_app.tenants.published import Action, Change, PublishedFile, changed
+from serve_app.router.published_sources import MemorySource, Source
+from serve_app.tenants.published import Action, Change, changed
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-PERIOD_S = 0.5
-"""Between looks for what another router has published."""
 HEARING_PERIOD_S = 0.05
 APPLYING_S = 120.0
 HEARING_S = 30.0
@@ -46,80 +44,6 @@ MAX_READING = 2
 """Adapters whose files a router digests at once."""
 MAX_PATH_CHARS = 4096
 NAME, PATH = "lora_name", "lora_path"
-
-
-class Source(Protocol):
-    """Where the set of published adapters is kept."""
-
-    @property
-    def published(self) -> AdapterSet | None:
-        """The set as heard of last; None before it was heard of."""
-        ...
-
-    async def look(self) -> None:
-        """Hear what the set is now. Where nobody answers, what was heard stays."""
-        ...
-
-    async def change_adapters(self, change: Change) -> AdapterSet:
-        """Carry out a change, and return the set after it. Raises ServeError; then nothing was changed."""
-        ...
-
-
-class FileSource:
-    """A file that all routers of one machine share. on_look: called after every look"""
-
-    def __init__(self, file: PublishedFile, *, on_look: Callable[[], None] = lambda: None) -> None:
-        self.published: AdapterSet | None = None
-        self._file = file
-        self._on_look = on_look
-        self._mark: tuple[int, ...] | None = None
-        self._complaint = ""
-        self._turn = asyncio.Lock()
-
-    async def run(self) -> None:
-        """Look for ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(PERIOD_S)
-
-    async def look(self) -> None:
-        try:
-            async with self._turn:
-                await asyncio.to_thread(self._read)
-            self._complaint = ""
-        except (OSError, StoreUnavailable) as error:
-            if str(error) != self._complaint:
-                logger.error("%s", error)
-            self._complaint = str(error)
-        self._on_look()
-
-    async def change_adapters(self, change: Change) -> AdapterSet:
-        try:
-            after = await asyncio.to_thread(self._file.change, change)
-        except StoreUnavailable as error:
-            logger.error("%s", error)
-            raise Unavailable(error.shown, None, {"retry_after_s": 2}) from error
-        await self.look()
-        return after
-
-    def _read(self) -> None:
-        mark = self._file.mark  # first: what is written meanwhile is read again
-        if mark != self._mark:
-            self.published, self._mark = self._file.read(), mark
-
-
-class MemorySource:
-    """A set that ends with the process, for a router that is alone."""
-
-    def __init__(self) -> None:
-        self.published = AdapterSet()
-
-    async def look(self) -> None:
-        """There is nobody to hear of."""
-
-    async def change_adapters(self, change: Change) -> AdapterSet:
-        self.published = changed(self.published, change)
-        return self.published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +65,7 @@ class Publishing:
     A replica that starts joins the fleet when it has applied the set; until then it takes no requests.
 
     roots: folders and addresses below which adapters may lie, besides the `adapters` folder of their model
+    refused: by base and name, why the files in a watched folder are not published
     applying_s: in which every ready replica must have applied a change; else the publisher is told that some have not
     """
 
@@ -154,6 +79,7 @@ class Publishing:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.roots = tuple(roots)
+        self.refused: dict[tuple[str, str], str] = {}
         self._fleet = fleet
         self._source = source or MemorySource()
         self._applying_s = applying_s
@@ -221,18 +147,27 @@ class Publishing:
     # What publishers ask
 
     async def publish(
-        self, name: str, path: str, by: Publisher, *, in_place: bool = False, canary: float | None = None
+        self,
+        name: str,
+        path: str,
+        by: Publisher,
+        *,
+        in_place: bool = False,
+        canary: float | None = None,
+        revision: int | None = None,
     ) -> PublishedAdapter:
         """Let a name mean the adapter in a folder or at an address, on every ready replica of its base.
 
         name: `base:adapter`, or the adapter's name alone where one base is served
         in_place: whether the name may have meant another version before; then its canary ends, if it has one
         canary: the share of requests for the name that this version is tried with; the name means what it meant
+        revision: that the set must still have then, else it is Unavailable; None is any
 
         Raises ServeError: InvalidRequest for a bad adapter or a name that is taken, Forbidden for a name or folder that
         the publisher may not use, ModelNotFound, Unavailable. Nothing is published then, unless it says so.
         """
-        return await self._shielded(self._publish(name, path, by, in_place=in_place, canary=canary))
+        publishing = self._publish(name, path, by, in_place=in_place, canary=canary, revision=revision)
+        return await self._shielded(publishing)
 
     async def withdraw(self, name: str, by: Publisher) -> str:
         """Let a name mean nothing, and return its address. Raises as `publish`, and AdapterNotFound."""
@@ -261,6 +196,11 @@ class Publishing:
         await self._shielded(self._carry_out(change))
 
     @property
+    def heard(self) -> AdapterSet | None:
+        """Return the set as it was heard of last; None before the first time."""
+        return self._source.published
+
+    @property
     def revision(self) -> int:
         """Return the revision of the set as it was heard of last; 0 if nothing was ever published."""
         return self.known.revision
@@ -274,6 +214,7 @@ class Publishing:
         """Return every adapter by address: published ones, and those in models' folders."""
         names = {(each.base, each.name) for each in self.known.adapters}
         names |= {(base, each.name) for base, card in self._fleet.cards.items() for each in card.adapters}
+        names |= self.refused.keys()
         return [self.entry(*each) for each in sorted(names)]
 
     def entry(self, base: str, name: str) -> ListedAdapter:
@@ -299,10 +240,11 @@ class Publishing:
             replicas=sum(each.is_usable for each in cards),
             ready_replicas=len(links),
             reason=next((each.reason for each in cards if each.reason is not None), None),
+            refused=self.refused.get((base, name)),
         )
 
     async def _publish(
-        self, name: str, path: str, by: Publisher, *, in_place: bool, canary: float | None
+        self, name: str, path: str, by: Publisher, *, in_place: bool, canary: float | None, revision: int | None
     ) -> PublishedAdapter:
         """1. check name and place; 2. fetch, digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
         base, adapter = self._named(name, by)
@@ -312,7 +254,8 @@ class Publishing:
         links = self._fleet.links_of(base)
         if not links:
             raise self._fleet.not_ready(base)
-        change = replace(self._change("publish", base, adapter, by), in_place=in_place, share=canary)
+        change = self._change("publish", base, adapter, by)
+        change = replace(change, in_place=in_place, share=canary, revision=revision)
         with closing(PublishedFiles()) as files:  # what was fetched stays until replicas have it
             if is_address(path):
                 change = replace(change, path=str(self._address(path, by)))

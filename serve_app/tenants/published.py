@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
-from serve_app.core.errors import AdapterNotFound, InvalidRequest
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, Unavailable
 from serve_app.tenants.errors import StoreUnavailable
 
 DEFAULT_FILE = "serve_app.adapters.json"
@@ -42,6 +42,7 @@ class Change:
     by, at:   the tenant, or "operator", and Unix seconds
     actor:    the id of the key that asks; "" where none was asked for
     seen:     the highest revision that any replica has applied; the new one is higher
+    revision: of the set that the change was decided on, if it is to fail on any other one
     """
 
     action: Action
@@ -58,6 +59,7 @@ class Change:
     actor: str = ""
     at: float = 0.0
     seen: int = 0
+    revision: int | None = None
 
     @property
     def address(self) -> str:
@@ -67,8 +69,10 @@ class Change:
 def changed(published: AdapterSet, change: Change) -> AdapterSet:
     """Return the set after a change, at a new revision; the same set if nothing differs.
 
-    Raises InvalidRequest, and AdapterNotFound where the name means nothing.
+    Raises InvalidRequest, AdapterNotFound where the name means nothing, Unavailable if another change came first.
     """
+    if change.revision not in {None, published.revision}:
+        raise Unavailable("Something else was published meanwhile; retry.", None, {"retry_after_s": 1})
     current = published.find(change.base, change.name)
     others = tuple(each for each in published.adapters if each is not current)
     key = (change.base, change.name)

@@ -111,6 +111,12 @@ def test_a_name_that_fits_nothing_is_refused_with_what_there_is(
     assert caught.value.param == "model"
 
 
+def test_a_model_whose_adapters_were_all_withdrawn_has_none_of_that_name() -> None:
+    catalog = Catalog([replace(model("bare"), adapters_revision=3)])
+    with pytest.raises(AdapterNotFound, match='an adapter of "bare", which has none; found "sql"'):
+        catalog.resolve("bare:sql")
+
+
 @pytest.mark.parametrize(
     ("name", "lora_path", "expected"),
     [

@@ -16,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from serve_app.catalog.adapters import read_published
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.errors import AdapterUnusable, InvalidRequest
+from serve_app.router.publishing import Publishing
+from serve_app.router.watching import Watching
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO
 from tests.flow.stack import Stack, running_stack
@@ -162,3 +164,32 @@ async def test_a_replica_that_starts_loads_what_is_published_and_says_what_is_go
         shutil.rmtree(folder)
         await service.apply_adapters(AdapterSet(revision=8, adapters=(adapter,)))
         assert service.card.residency.num_loads == 2
+
+
+async def test_folders_that_are_watched_are_served_by_themselves(
+    folders: Path, texts: dict[str | None, str], tmp_path: Path
+) -> None:
+    watched = tmp_path / "adapters"
+    watched.mkdir()
+    async with running_stack(num_replicas=2, adapters={"path": str(watched), "watch": True}) as stack:
+        publishing = Publishing(stack.fleet)
+        watching = Watching(stack.fleet, publishing)
+
+        async def look_twice() -> None:
+            for _ in range(2):
+                for service in stack.services:
+                    publishing.put(await service.hello(stack.fleet.router_id), service)
+                await watching.look()
+
+        await look_twice()
+        for folder in ("v1", "v2"):
+            copied = shutil.copytree(folders / folder, tmp_path / folder)
+            shutil.rmtree(watched / "tale", ignore_errors=True)
+            copied.rename(watched / "tale")
+            await look_twice()
+            assert [await text_of(stack, NAME) for _ in range(4)] == [texts[folder]] * 4
+        shutil.copytree(folders / "bad", watched / "bad")
+        await look_twice()
+        assert "its values are too large" in str(publishing.entry("demo", "bad").refused)
+        assert (await stack.post({"model": "demo:bad", "prompt": PROMPT})).status_code == 404
+        assert await text_of(stack, NAME) == texts["v2"]

@@ -15,7 +15,8 @@ from serve_app.core.adapters import PublishedAdapter
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded, ServeError
 from serve_app.core.prompt import Prompt
 from serve_app.router.fleet import Fleet
-from serve_app.router.publishing import FileSource, Publisher, Publishing
+from serve_app.router.published_sources import FileSource
+from serve_app.router.publishing import Publisher, Publishing
 from serve_app.router.rollout import RolloutSettings
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.router import Router

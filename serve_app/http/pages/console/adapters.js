@@ -6,6 +6,7 @@ import { Refused, ask } from "./service.js";
 
 const ROUTE = "admin/adapters";
 const short = (version) => make("code", { title: version }, version.slice(0, 12));
+const tag = (text) => make("span", { class: "tag" }, text);
 
 /** Shows what is published, if the key may see it. changed: called when something else is served */
 export class Adapters {
@@ -32,7 +33,7 @@ export class Adapters {
   table(entries) {
     const columns = [
       ["name", (each) => make("code", {}, each.id)],
-      ["version", (each) => (each.reason ? make("span", { class: "tag" }, `unusable: ${each.reason}`) : short(each.version))],
+      ["version", (each) => make("span", {}, each.reason ? tag(`unusable: ${each.reason}`) : short(each.version), each.refused ? tag(`its folder is refused: ${each.refused}`) : null)],
       ["canary", (each) => (each.canary ? this.canary(each.canary) : "–")],
       ["before", (each) => (each.previous ? short(each.previous.version) : "–")],
       ["published", (each) => (each.published_at ? `${new Date(each.published_at * 1000).toLocaleString()} by ${each.by}` : "in its folder")],
