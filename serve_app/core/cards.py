@@ -206,8 +206,8 @@ class ModelCard:
     fills_gaps: whether it has the tokens of fill-in-the-middle
     prompt_length: which prompts it refuses by length alone; None if unknown
     capabilities: what its engine can do; a card that does not say so has an engine that can do everything
-    numerics: its weights and the type that they are computed in: where it is equal, completions of another replica go
-        on as they would there
+    numerics: its weights, the type that they are computed in, its context and its templates: where it is equal,
+        completions of another replica go on as they would there
     """
 
     name: str

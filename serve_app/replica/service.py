@@ -8,6 +8,7 @@ For each call of `submit`: 1. refuse what has no room, no adapter or no chance t
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Items
@@ -80,6 +81,7 @@ class ModelService:
         card = described(card, tokenizer, self._preparation.length)
         self._template = template_of(card, tokenizer)
         card = replace(card, tool_prompt="template") if self._template.shows_tools() else card
+        card = replace(card, numerics=numerics_of(card))
         max_chars = self._preparation.length.max_chars
         self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
@@ -293,6 +295,13 @@ def described(card: ModelCard, tokenizer: TextTokenizer, length: PromptLength) -
     """Return the card with what the tokenizer says of itself, and the prompts that are too long."""
     fills_gaps = tokenizer.markers is not None
     return replace(card, tokenizer=tokenizer.card, fills_gaps=fills_gaps, prompt_length=length)
+
+
+def numerics_of(card: ModelCard) -> str:
+    """Return what the engine says of its numbers, with what else decides how a prompt is read here; "" stays."""
+    reads = repr((card.chat_template, card.tool_template, card.tool_prompt))
+    digest = hashlib.blake2b(reads.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return card.numerics and f"{card.numerics} {card.max_model_len} {digest}"
 
 
 def template_of(card: ModelCard, tokenizer: TextTokenizer) -> ChatTemplate:

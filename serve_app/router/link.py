@@ -451,6 +451,8 @@ class Registry:
             return
         if delta.prompt is not None:
             self._learn(registration, delta.prompt)
+        self.num_prompt_tokens -= registration.num_prompt_tokens  # it is computed, also where it is not reported again
+        registration.num_prompt_tokens = 0
         if delta.finish is not None or delta.error is not None:
             if delta.finish is not None and registration.guess is not None:
                 registration.guess.habits.learn_completion(delta.finish.num_tokens)
@@ -486,9 +488,7 @@ class Registry:
         return registration
 
     def _learn(self, registration: Registration, report: PromptReport) -> None:
-        """The prompt is computed: note how much of it was, and how long that took."""
-        self.num_prompt_tokens -= registration.num_prompt_tokens
-        registration.num_prompt_tokens = 0
+        """Note how much of the prompt was computed, and how long that took."""
         if registration.guess is not None:
             registration.guess.habits.learn_prompt(registration.guess, report)
         num_computed = report.num_tokens - report.num_cached_tokens

@@ -18,6 +18,7 @@ from serve_app.core.errors import (
     DeadlineExceeded,
     EngineFailed,
     ModelLoading,
+    Overloaded,
     ReplicaLeaves,
     ReplicaLost,
     ServeError,
@@ -39,7 +40,7 @@ class RunSettings:
 
     timeout_s:          how long one request may take in all
     max_placements:     replicas that a prompt is given to before its loss is the client's; planned moves do not count
-    max_pause_s:        how long a prompt whose replica was lost waits for another one, seconds
+    max_pause_s:        how long a prompt whose replica was lost waits for another one that has room, seconds
     max_pending_events: events of a stream that wait for a slow client, or four steps of every choice if that is more
     slow_reader:        what happens beyond that: `pause` has the engine wait, `abort` ends the stream with an error
     """
@@ -177,15 +178,18 @@ class Run:
             self.fail(error)
 
     def _wait_or_fail(self, homeless: Sequence[Homeless], error: ModelLoading) -> None:
-        """Wait for another replica where something was told already; else the client is told to come again."""
-        earliest = time.monotonic() - self._settings.max_pause_s
-        since = [each.since for each in homeless if each.since is not None and self._progress[each.part].has_begun]
-        if len(since) < len(homeless) or min(since) <= earliest:
+        """Wait for another replica where anything was told already; else the client is told to come again."""
+        if not all(self._may_wait(each.since) for each in homeless):
             self.fail(error)
             return
         if not self._homeless:
             asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._settle)
         self._homeless += homeless
+
+    def _may_wait(self, since: float | None) -> bool:
+        """Whether a prompt that was lost then waits for a replica. What has not begun waits with what has."""
+        has_begun = any(each.has_begun for each in self._progress)
+        return has_begun and since is not None and time.monotonic() - since < self._settings.max_pause_s
 
     def _submit(self, link: ReplicaLink, share: Sequence[tuple[Homeless, Guess]]) -> None:
         attempts = [each.on(link, self.response_id, self._progress[each.part]) for each, _ in share]
@@ -246,13 +250,16 @@ class Run:
             return
         if not isinstance(error, ReplicaLost):
             attempt.link.abort([request.request_id])  # its other sequences may still run
-        if not attempt.may_go_on(error, self._settings.max_placements):
+        is_full = isinstance(error, Overloaded) and self._may_wait(attempt.lost_at)
+        if not is_full and not attempt.may_go_on(error, self._settings.max_placements):
             self.fail(error)
             return
-        (self._lost if isinstance(error, ReplicaLost) else self._failed).add(attempt.link)
-        self.stats.note_move(attempt.part)
-        if not self._homeless:
-            asyncio.get_running_loop().call_soon(self._settle)  # by then all that were lost with it are known
+        if isinstance(error, FAILURES) and not isinstance(error, ReplicaLeaves):  # who leaves may come back
+            (self._lost if isinstance(error, ReplicaLost) else self._failed).add(attempt.link)
+        if not is_full:
+            self.stats.note_move(attempt.part)
+        if not self._homeless:  # by then all that were lost with it are known, or there may be room
+            asyncio.get_running_loop().call_later(FULL_AGAIN_S if is_full else 0.0, self._settle)
         has_begun = self._progress[attempt.part].has_begun
         self._homeless.append(Homeless.after(attempt, error, has_begun=has_begun))
 
@@ -310,6 +317,7 @@ class Run:
     def _abort_all(self) -> None:
         running = self._running()
         self._attempts.clear()
+        self._homeless.clear()
         for link, request_ids in running.items():
             link.abort(request_ids)
 
@@ -398,6 +406,8 @@ class Inbox:
 
 LOOK_AGAIN_S = 0.05
 """How often a prompt that waits for a replica looks for one."""
+FULL_AGAIN_S = 0.5
+"""After how long a prompt that waits asks again for a place, where the queue of a replica was full."""
 MAX_FAILURES = 1
 """Failures that a prompt survives: one that fails again is likely at fault itself."""
 FAILURES = EngineFailed, AdapterNotFound, AdapterUnusable
@@ -452,12 +462,13 @@ class Homeless:
     def after(cls, attempt: Attempt, error: ServeError, *, has_begun: bool) -> Homeless:
         """What is left when an attempt was lost to this error."""
         is_loss = isinstance(error, ReplicaLost)
+        is_failure = isinstance(error, FAILURES) and not is_loss
         return cls(
             request=attempt.request,
             part=attempt.part,
             number=attempt.number + 1,
             num_losses=attempt.num_losses + (is_loss and not isinstance(error, ReplicaLeaves)),
-            num_failures=attempt.num_failures + (not is_loss),
+            num_failures=attempt.num_failures + is_failure,
             numerics=attempt.link.card.model.numerics if has_begun else "",
             since=time.monotonic() if attempt.lost_at is None else attempt.lost_at,
         )

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.catalog.adapters import read_adapter
+from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.ledger import Spent
@@ -18,7 +19,7 @@ from serve_app.core.prompt import Prompt, TokenizeRequest
 from serve_app.core.request import ContextParams, GenerationRequest, StopParams
 from serve_app.deployments.loading import load_replica
 from serve_app.engine.decoder.text_part import ModelNotSupported
-from serve_app.replica.service import ModelService
+from serve_app.replica.service import ModelService, numerics_of
 from serve_app.replica.tokenizer_pools import POOLS, TokenizerPools
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, core_of, request
@@ -421,3 +422,15 @@ def test_a_model_with_an_unsupported_part_is_refused_by_name(tmp_path_factory: p
     (folder / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelNotSupported, match="quant_method 'aqlm'"):
         load_replica(config(folder), replica_id="r1")
+
+
+def test_completions_go_on_only_where_a_prompt_is_read_the_same() -> None:
+    card = ModelCard(name="m", root="m", created=0, max_model_len=512, vocab_size=8, numerics="weights")
+    others = [
+        card,
+        replace(card, max_model_len=256),
+        replace(card, chat_template="{{ messages }}"),
+        replace(card, tool_prompt="refuse"),
+    ]
+    assert len({numerics_of(each) for each in others}) == len(others)
+    assert numerics_of(replace(card, numerics="")) == "", "where nothing is known, any will do"

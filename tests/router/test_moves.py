@@ -10,7 +10,7 @@ import pytest
 from starlette.requests import Request
 
 from serve_app.core.delta import Usage
-from serve_app.core.errors import ModelLoading
+from serve_app.core.errors import ModelLoading, Overloaded, Unauthenticated
 from serve_app.core.request import GenerationRequest
 from serve_app.http.metrics import Metrics, Served
 from serve_app.router.router import Router, RouterConfig
@@ -68,7 +68,7 @@ async def test_completions_that_have_ended_are_not_asked_for_again(fleet):  # no
     assert moved.samples == (1, 2)
     for _ in range(4):
         other.step()
-    assert await asyncio.wait_for(reading, 5) == [" s0w0", " s1w0 s1w1 s1w2", "".join(f" s2w{w}" for w in range(5))]
+    assert await asyncio.wait_for(reading, 60) == [" s0w0", " s1w0 s1w1 s1w2", "".join(f" s2w{w}" for w in range(5))]
 
 
 async def test_a_stream_goes_on_only_where_its_numbers_are_the_same(fleet):  # noqa: F811
@@ -99,7 +99,7 @@ async def test_a_stream_waits_for_a_replica_in_the_place_of_the_one_that_was_los
     await settle()
     assert not reading.done()
     add(fleet, make_backend("r1"))
-    assert await asyncio.wait_for(reading, 30) == [" p0s0w0 p0s0w1"]
+    assert await asyncio.wait_for(reading, 60) == [" p0s0w0 p0s0w1"]
 
 
 async def test_what_a_leaving_replica_computes_goes_on_elsewhere_however_often_that_happens(fleet):  # noqa: F811
@@ -117,4 +117,75 @@ async def test_what_a_leaving_replica_computes_goes_on_elsewhere_however_often_t
         await settle_until(lambda old=old, new=new: (old.num_live, new.num_live) == (0, 1))
     backends[-1].step()
     backends[-1].step()
-    assert await asyncio.wait_for(reading, 5) == ["".join(f" p0s0w{word}" for word in range(7))]
+    assert await asyncio.wait_for(reading, 60) == ["".join(f" p0s0w{word}" for word in range(7))]
+
+
+async def test_a_stream_waits_where_the_queue_of_the_other_replica_is_full(fleet, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("serve_app.router.run.FULL_AGAIN_S", 0.0)
+    dying, full = make_backend("r0", is_stepped=True), make_backend("r1")
+    add(fleet, dying)
+    reading = asyncio.create_task(collected(Router(fleet).open(make_request(max_tokens=2, stream=True))))
+    await settle_until(lambda: dying.num_live == 1)
+    dying.step()
+    await settle()
+    full.refusal = Overloaded("full")
+    add(fleet, full)
+    dying.die(ConnectionResetError("gone"))
+    await settle()
+    assert not reading.done()
+    full.refusal = None
+    assert await asyncio.wait_for(reading, 60) == [" p0s0w0 p0s0w1"]
+
+
+async def test_a_prompt_that_has_not_begun_waits_with_one_that_has(fleet):  # noqa: F811
+    dying = make_backend("r0", is_stepped=True)
+    add(fleet, dying)
+    request = make_request(prompt=["a", "b"], max_tokens=2, stream=True)
+    reading = asyncio.create_task(collected(Router(fleet).open(request)))
+    await settle_until(lambda: dying.num_live == 2)
+    await dying.pause(fleet.router_id, [dying.submissions[0][1].request_id])
+    dying.step()
+    await settle()
+    dying.die(ConnectionResetError("gone"))
+    await settle()
+    assert not reading.done()
+    add(fleet, make_backend("r1"))
+    assert await asyncio.wait_for(reading, 60) == [f" p{part}s0w0 p{part}s0w1" for part in range(2)]
+
+
+async def test_a_stream_returns_to_a_replica_that_was_only_out_of_sight(fleet):  # noqa: F811
+    one, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
+    other.card = replace(other.card, model=replace(other.card.model, adapters=()))
+    add(fleet, one)
+    reading = asyncio.create_task(collected(Router(fleet).open(make_request(max_tokens=3, stream=True))))
+    stays = asyncio.create_task(collected(Router(fleet).open(make_request(model="tiny:sql", max_tokens=3))))
+    await settle_until(lambda: one.num_live == 2)
+    one.step()
+    await settle()
+    add(fleet, other)
+    fleet.remove("r0")
+    await settle_until(lambda: (one.num_live, other.num_live) == (1, 1))
+    other.step()
+    await settle()
+    add(fleet, one)
+    fleet.remove("r1")
+    await settle_until(lambda: (one.num_live, other.num_live) == (2, 0))
+    one.step()
+    one.step()
+    assert await asyncio.wait_for(reading, 60) == [" p0s0w0 p0s0w1 p0s0w2"]
+    await asyncio.wait_for(stays, 60)
+
+
+async def test_a_run_that_was_ended_gives_nothing_to_another_replica(fleet, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("serve_app.router.run.LOOK_AGAIN_S", 0.0)
+    dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
+    add(fleet, dying)
+    async with Router(fleet).open(make_request(stream=True)) as run:
+        dying.step()
+        await anext(run)
+        dying.die(ConnectionResetError("gone"))
+        await settle()  # it waits for another replica
+        run.end(Unauthenticated("revoked"))
+        add(fleet, other)
+        await settle()
+        assert other.submissions == []

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from serve_app.core.delta import Delta, Finish, FinishReason
 from serve_app.core.errors import ReplicaLost
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest
 from serve_app.router.link import Registry
+from serve_app.router.placement import Guess, Habits
 
 FINISH = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=1)
 
@@ -45,3 +48,11 @@ def test_an_inbox_that_gives_a_lost_request_anew_finds_the_registry_without_it()
     registry.lose(lambda: ReplicaLost("gone"))
     assert lost == ["a", "b"]
     assert registry.num_outstanding == 2
+
+
+def test_a_prompt_counts_as_computed_with_its_first_delta_also_where_it_is_not_reported_again() -> None:
+    registry = Registry()
+    registry.add([replace(make_request("a"), is_reported=True)], lambda _: None, [Guess(Habits(), num_missing=2000.0)])
+    assert registry.num_prompt_tokens == 2000
+    registry.dispatch(Delta(request_id="a", sample=0, text="on"))
+    assert (registry.num_prompt_tokens, registry.num_outstanding) == (0, 1)
