@@ -71,6 +71,12 @@ class AdapterCache:
             self._held.discard(version)
             self._lock(_key(version), fcntl.F_UNLCK)
 
+    def drop(self, version: str) -> None:
+        """Remove a version, if it is there and nobody holds it."""
+        folder = self.place / version
+        if folder.is_dir():
+            self._remove(folder)
+
     def close(self) -> None:
         """Release everything."""
         if self._descriptor is not None:

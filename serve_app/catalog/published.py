@@ -52,14 +52,15 @@ class PublishedFiles:
         if not is_address(path):
             return read_published(Path(path), name)
         with self._failing() as cache:
-            folder = cache.hold(version)
+            found = _kept(cache, name, version)
+            if found is not None:
+                return found
+            with cache.alone(version):  # others of this machine that want it wait, and find it
+                if (found := _kept(cache, name, version)) is not None:
+                    return found
+                told, folder = self._fetch(cache, path, wanted=version)
             if folder is None:
-                with cache.alone(version):  # others of this machine that want it wait, and find it
-                    folder = cache.hold(version)
-                    if folder is None:
-                        found, folder = self._fetch(cache, path, wanted=version)
-                        if folder is None:
-                            return AdapterRecord(name=name, path=Path(path), version=found)
+                return AdapterRecord(name=name, path=Path(path), version=told)
             return read_published(folder, name)
 
     def fetch(self, url: str) -> str:
@@ -83,7 +84,10 @@ class PublishedFiles:
         with cache.unfinished() as folder:
             self._run(url, folder)
             version = read_version(folder, root=folder)
-            return version, cache.keep(folder, version) if wanted in (None, version) else None
+            if wanted not in (None, version):
+                return version, None
+            _drop_damaged(cache, version)
+            return version, cache.keep(folder, version)
 
     def _run(self, url: str, folder: Path) -> None:
         search = os.pathsep.join(filter(None, (str(ROOT), self._environ.get("PYTHONPATH"))))
@@ -126,6 +130,29 @@ class PublishedFiles:
         except OSError as error:
             logger.error("the cache of adapters: %s", error)
             raise _unreached(f"the cache of adapters on that machine cannot be used ({error.strerror})") from None
+
+
+def _kept(cache: AdapterCache, name: str, version: str) -> AdapterRecord | None:
+    """Return what the cache has of a version, and hold it; None if it is not there, or not what it was."""
+    folder = cache.hold(version)
+    record = None if folder is None else read_published(folder, name)
+    if record is None or record.version == version:
+        return record
+    logger.warning("the cached files of adapter version %s are damaged", version)
+    cache.release(version)
+    return None
+
+
+def _drop_damaged(cache: AdapterCache, version: str) -> None:
+    """Remove a version whose files are not what they were: a machine that lost power may have kept other bytes."""
+    folder = cache.hold(version)
+    try:
+        is_whole = folder is None or read_version(folder, root=folder) == version
+    except (CatalogError, OSError):
+        is_whole = False
+    if not is_whole:
+        cache.release(version)
+        cache.drop(version)
 
 
 def _unreached(reason: str) -> ServeError:

@@ -79,6 +79,8 @@ def parse_source(text: str) -> Source:
         raise CatalogError("http is for this machine alone; use https")
     if scheme == "hf" and place in _OTHER_REPOSITORIES:
         raise CatalogError("it is no repository of a model, hf://owner/name")
+    if scheme == "hf" and folders and folders[0].partition("@")[2] == "refs":  # refs/pr/1: anybody may write it
+        raise CatalogError("its revision is a pull request or a conversion; name a branch, a tag or a commit")
     return Source(scheme=scheme, place=place.lower() if is_web else place, folders=folders)
 
 

@@ -64,6 +64,7 @@ def versions_in(environ: dict[str, str]) -> set[str]:
         "http://host.example/a",
         "http://169.254.169.254/latest",
         "hf://datasets/owner/name",
+        "hf://owner/name@refs/pr/7/sql",
         "file:///etc",
         "memory://a/b",
         "ftp://host/a",
@@ -127,6 +128,21 @@ def test_many_that_want_a_version_at_once_fetch_it_once(web: Web, environ: dict[
 def test_a_version_that_is_there_counts_though_the_address_has_changed(web: Web, files: PublishedFiles) -> None:
     version = files.fetch(web.put("sql", b"v1"))
     assert files.read(web.put("sql", b"v2"), "sql", version).version == version
+
+
+@pytest.mark.parametrize("is_published_again", [False, True])
+def test_files_of_the_cache_that_are_damaged_are_fetched_anew(
+    web: Web, files: PublishedFiles, environ: dict[str, str], is_published_again: bool
+) -> None:
+    url = web.put("sql", b"weights")
+    version = files.fetch(url)
+    files.close()
+    weights = Path(environ[PLACE]) / version / "adapter_model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))  # as after a loss of power
+    if is_published_again:
+        assert files.fetch(url) == version
+    assert PublishedFiles(environ).read(url, "sql", version).version == version
+    assert versions_in(environ) == {version}
 
 
 def test_files_that_have_changed_are_a_record_of_another_version(
