@@ -78,10 +78,13 @@ class OpenRequests:
     def wait_s(self, num_slots: int) -> float:
         """Return since when the oldest request waits for its first token, or until all queued sequences have begun.
 
+        One that is paused waits for its reader, not for the replica.
+
         num_slots: of sequences that are computed together; the longer of the two is returned, in seconds
         """
         now, num_queued = self._clock(), self.num_sequences - num_slots
-        oldest = next((each.since for each in self._requests.values() if not each.has_begun), now)
+        waiting = (each for each in self._requests.values() if not each.has_begun and not each.is_paused)
+        oldest = min((each.since for each in waiting), default=now)
         return max(now - oldest, self._departures.wait_s(num_queued) if num_queued > 0 else 0.0)
 
     def check_room(self, requests: Items[GenerationRequest]) -> None:
@@ -131,10 +134,14 @@ class OpenRequests:
         return {(id_, sample) for id_ in request_ids for sample in self._requests[id_].samples}
 
     def pause(self, request_ids: Iterable[str]) -> None:
-        self._mark(request_ids, is_paused=True)
+        for request_id in request_ids:
+            self._requests[request_id].is_paused = True
 
     def resume(self, request_ids: Iterable[str]) -> None:
-        self._mark(request_ids, is_paused=False)
+        for request_id in request_ids:
+            request = self._requests[request_id]
+            request.since = self._clock() if request.is_paused else request.since
+            request.is_paused = False
 
     def paused_of(self, request_ids: Iterable[str]) -> frozenset[str]:
         return frozenset(id_ for id_ in request_ids if self._requests[id_].is_paused)
@@ -160,7 +167,3 @@ class OpenRequests:
         request.samples.discard(delta.sample)
         if not request.samples:
             del self._requests[delta.request_id]
-
-    def _mark(self, request_ids: Iterable[str], *, is_paused: bool) -> None:
-        for request_id in request_ids:
-            self._requests[request_id].is_paused = is_paused

@@ -121,3 +121,16 @@ def test_the_wait_is_that_of_the_oldest_request_without_a_token_or_of_the_queue_
     requests.sort([Delta(request_id="b", sample=1, finish=DONE)])
     requests.add("router", [asked("c", n=6)])
     assert requests.wait_s(4) == 15  # three are queued, and one ended in five seconds
+
+
+def test_what_is_paused_does_not_wait_and_waits_from_when_it_goes_on() -> None:
+    now = [0.0]
+    requests = opened(now=now)
+    requests.add("router", [asked("moved while its reader was slow"), asked("b")])
+    requests.pause(["moved while its reader was slow"])
+    requests.sort([Delta(request_id="b", sample=0, text="1")])
+    now[0] = 30.0
+    assert requests.wait_s(4) == 0
+    requests.resume(["moved while its reader was slow"])
+    now[0] = 31.0
+    assert requests.wait_s(4) == 1
