@@ -116,6 +116,7 @@ class AdapterCard:
 
     version: digest of its files
     reason:  why it cannot be used; None for a usable one
+    may_come: whether it may become usable if the replica is told of it again, as its files could not be fetched
     created: Unix seconds of its weights
     keeps_prefix: keys and values are the base's, so that prefixes are shared with it
     canary:  another version, which is staged, and its share of the requests for the name; None if there is none
@@ -125,6 +126,7 @@ class AdapterCard:
     version: str
     rank: int = 0
     reason: str | None = None
+    may_come: bool = False
     root: str = ""
     created: int = 0
     keeps_prefix: bool = False

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard
-from serve_app.core.errors import AdapterUnusable, InvalidRequest, ServeError
+from serve_app.core.errors import AdapterUnusable, InvalidRequest, ServeError, Unavailable
 from serve_app.replica.engine import Adapters
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,8 @@ class ServedAdapters:
                 await self._take(name, path, version, self._engine.bind)
         except ServeError as error:
             logger.warning("adapter %s in version %s: %s", name, version, error)
-            return AdapterCard(name=name, version=version, root=path, reason=error.message)
+            may_come = isinstance(error, Unavailable)
+            return AdapterCard(name=name, version=version, root=path, reason=error.message, may_come=may_come)
         return self._named(name, path, version)
 
     async def _take(self, name: str, path: str, version: str, take: TakeAdapter) -> None:

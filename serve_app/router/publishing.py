@@ -40,6 +40,8 @@ HEARING_PERIOD_S = 0.05
 APPLYING_S = 120.0
 HEARING_S = 30.0
 """In which other routers must have heard of a change. Replicas forget a silent router earlier."""
+RETRY_S = 30.0
+"""After which a replica is told again of what it could not fetch."""
 MAX_READING = 2
 """Adapters whose files a router digests at once."""
 MAX_PATH_CHARS = 4096
@@ -88,6 +90,7 @@ class Publishing:
         self._joined: dict[str, Backend] = {}
         self._models: dict[str, ModelCard] = {}
         self._applying: dict[str, asyncio.Task[None]] = {}
+        self._applied_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._reading = asyncio.Semaphore(MAX_READING)
 
@@ -107,14 +110,18 @@ class Publishing:
             self._join(card, backend)
         if published is None or card.model.adapters_revision > published.revision:
             self._begin(self._source.look())
-        elif is_behind:
+        elif is_behind or self._is_to_try_again(card):
             self._push(card.replica_id, backend, published)
+
+    def _is_to_try_again(self, card: ReplicaCard) -> bool:
+        applied_at = self._applied_at.get(card.replica_id, 0.0)
+        return self._clock() - applied_at >= RETRY_S and any(each.may_come for each in card.model.adapters)
 
     def hear(self, card: ReplicaCard) -> None:
         self._fleet.hear(card)
 
     def remove(self, replica_id: str) -> None:
-        for known in (self._waiting, self._joined, self._models):
+        for known in (self._waiting, self._joined, self._models, self._applied_at):
             known.pop(replica_id, None)
         if (task := self._applying.pop(replica_id, None)) is not None:
             task.cancel()
@@ -424,6 +431,7 @@ class Publishing:
             return
         finally:
             self._applying.pop(replica_id, None)
+            self._applied_at[replica_id] = self._clock()
         self._models[replica_id] = model
         waiting = self._waiting.get(replica_id)
         if waiting is None:

@@ -163,6 +163,18 @@ async def test_an_older_set_changes_nothing_and_the_same_one_tries_again_what_co
     assert shelf.engine.calls == calls
 
 
+async def test_what_has_no_room_or_no_store_now_may_come_and_what_is_refused_may_not() -> None:
+    shelf = Shelf()
+    for version, refusal in (("full", Overloaded("full")), ("bad", AdapterUnusable("inert"))):
+        shelf.put(version)
+        shelf.engine.refusals[version] = refusal
+    await shelf.publish(1, sql="full", law="bad")
+    assert {each.name: (each.is_usable, each.may_come) for each in shelf.card.adapters} == {
+        "sql": (False, True),
+        "law": (False, False),
+    }
+
+
 async def test_the_version_before_stays_at_hand_and_one_that_nobody_needs_is_dropped() -> None:
     shelf = Shelf()
     for version in ("v1", "v2", "v3"):

@@ -24,9 +24,9 @@ from serve_app.core.errors import (
 from serve_app.core.tenants import Rights
 from serve_app.router.fleet import Fleet, as_one
 from serve_app.router.published_sources import FileSource, MemorySource
-from serve_app.router.publishing import Publisher, Publishing
+from serve_app.router.publishing import RETRY_S, Publisher, Publishing
 from serve_app.tenants.published import Change, PublishedFile
-from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card, settle
 
 OPERATOR = Publisher()
 
@@ -433,3 +433,36 @@ async def until(holds: object) -> None:
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+
+class UnreachedBackend(FakeBackend):
+    """A replica that cannot fetch what is published while `is_unreached`."""
+
+    is_unreached = True
+
+    async def apply_adapters(self, published: AdapterSet) -> ModelCard:
+        model = await super().apply_adapters(published)
+        reason = "the store is gone" if self.is_unreached else None
+        adapters = tuple(replace(each, reason=reason, may_come=self.is_unreached) for each in model.adapters)
+        self.card = replace(self.card, model=replace(model, adapters=adapters))
+        return self.card.model
+
+
+async def test_a_replica_that_could_not_fetch_an_adapter_is_told_of_it_again() -> None:
+    now = [1000.0]
+    fleet, source = Fleet("router-0"), MemorySource()
+    publishing = Publishing(fleet, source, clock=lambda: now[0])
+    await source.change_adapters(Change(action="publish", base="tiny", name="sql", version="v1", path="s3://a/sql"))
+    backend = UnreachedBackend(replica_card("r0", model_card("tiny")))
+    publishing.put(backend.card, backend)
+    await settle()
+    assert fleet.cards["tiny"].adapters[0].reason == "the store is gone"
+    backend.is_unreached = False
+    publishing.put(backend.card, backend)
+    await settle()
+    assert fleet.cards["tiny"].usable_adapters == (), "not at every look"
+    now[0] += RETRY_S
+    publishing.put(backend.card, backend)
+    await settle()
+    assert [each.name for each in fleet.cards["tiny"].usable_adapters] == ["sql"]
+    await fleet.close()
