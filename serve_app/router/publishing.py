@@ -43,7 +43,7 @@ HEARING_S = 30.0
 RETRY_S = 30.0
 """After which a replica is told again of what it could not fetch."""
 MAX_READING = 2
-"""Adapters whose files a router digests at once."""
+"""Adapters whose files a router digests at once, and as many that it fetches."""
 MAX_PATH_CHARS = 4096
 NAME, PATH = "lora_name", "lora_path"
 
@@ -93,6 +93,7 @@ class Publishing:
         self._applied_at: dict[str, float] = {}
         self._tasks: set[asyncio.Task[object]] = set()
         self._reading = asyncio.Semaphore(MAX_READING)
+        self._fetching = asyncio.Semaphore(MAX_READING)  # a store may take long, and folders do not wait for it
 
     # What discovery tells
 
@@ -272,7 +273,7 @@ class Publishing:
                 change = replace(change, path=str(folder))
                 read = partial(_version, folder, root)
             changed(self._heard(), change)  # refuses early what will be refused
-            async with self._reading:
+            async with self._fetching if is_address(path) else self._reading:
                 version = await asyncio.to_thread(read)
             await self._stage(base, adapter, change.path, version)
         return _found(await self._carry_out(replace(change, version=version)), change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from serve_app.core.errors import (
 from serve_app.core.tenants import Rights
 from serve_app.router.fleet import Fleet, as_one
 from serve_app.router.published_sources import FileSource, MemorySource
-from serve_app.router.publishing import RETRY_S, Publisher, Publishing
+from serve_app.router.publishing import MAX_READING, RETRY_S, Publisher, Publishing
 from serve_app.tenants.published import Change, PublishedFile
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card, settle
 
@@ -466,3 +467,27 @@ async def test_a_replica_that_could_not_fetch_an_adapter_is_told_of_it_again() -
     await settle()
     assert [each.name for each in fleet.cards["tiny"].usable_adapters] == ["sql"]
     await fleet.close()
+
+
+async def test_a_folder_is_published_while_a_store_does_not_answer(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+
+    def fetch(_: object, url: str) -> str:
+        answers.wait()
+        return "f" * 32
+
+    monkeypatch.setattr("serve_app.catalog.published.PublishedFiles.fetch", fetch)
+    house.publishing.roots += ("https://files.example.org/adapters",)
+    urls = [f"https://files.example.org/adapters/{number}" for number in range(MAX_READING)]
+    waiting = [
+        asyncio.create_task(house.publishing.publish(f"tiny:far-{number}", url, OPERATOR))
+        for number, url in enumerate(urls)
+    ]
+    try:
+        await settle()
+        assert await asyncio.wait_for(house.publish(), 60) == house.meaning()
+    finally:
+        answers.set()
+    await asyncio.gather(*waiting)
