@@ -138,6 +138,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                                                  "age": {"type": "integer"}},
                                 "required": ["name", "age"], "additionalProperties": False}}}}),
     "prediction": ("/v1/completions", {"temperature": 0, "prediction": {"type": "content", "content": PROMPT}}),
+    "states": ("/v1/completions", {**SEEDED, "n": 2, "return_hidden_states": True}),
     "chat": ("/v1/chat/completions", {**SEEDED, **CHAT, "logprobs": True, "top_logprobs": 2}),
 }  # fmt: skip
 
