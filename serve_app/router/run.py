@@ -179,7 +179,8 @@ class Run:
 
     def _wait_or_fail(self, homeless: Sequence[Homeless], error: ModelLoading) -> None:
         """Wait for another replica where anything was told already; else the client is told to come again."""
-        if not all(self._may_wait(each.since) for each in homeless):
+        has_begun = any(each.has_begun for each in self._progress)  # what has not waits with what has
+        if not has_begun or not all(self._may_wait(each.since) for each in homeless):
             self.fail(error)
             return
         if not self._homeless:
@@ -187,9 +188,8 @@ class Run:
         self._homeless += homeless
 
     def _may_wait(self, since: float | None) -> bool:
-        """Whether a prompt that was lost then waits for a replica. What has not begun waits with what has."""
-        has_begun = any(each.has_begun for each in self._progress)
-        return has_begun and since is not None and time.monotonic() - since < self._settings.max_pause_s
+        """Whether a prompt that was lost then still has time to wait for a replica."""
+        return since is not None and time.monotonic() - since < self._settings.max_pause_s
 
     def _submit(self, link: ReplicaLink, share: Sequence[tuple[Homeless, Guess]]) -> None:
         attempts = [each.on(link, self.response_id, self._progress[each.part]) for each, _ in share]

@@ -103,6 +103,11 @@ def _of_json_lines(lines: Iterable[str]) -> Iterator[Asked]:
             continue
         try:
             record = json.loads(line[at:])
+        except ValueError as error:
+            if at == 0:
+                raise ValueError(f"line {number}: {error}") from error
+            continue  # what else a process has to say
+        try:
             if "input_length" in record:
                 yield _of_mooncake(record, number)
             elif record.get("event") == "completion" and record.get("status") == DONE and record.get("prompt_tokens"):

@@ -137,6 +137,21 @@ async def test_a_stream_waits_where_the_queue_of_the_other_replica_is_full(fleet
     assert await asyncio.wait_for(reading, 60) == [" p0s0w0 p0s0w1"]
 
 
+async def test_what_a_leaving_replica_had_queued_waits_where_the_other_one_is_full(fleet, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("serve_app.router.run.FULL_AGAIN_S", 0.0)
+    leaving, full = make_backend("r0", is_stepped=True), make_backend("r1")
+    add(fleet, leaving)
+    reading = asyncio.create_task(collected(Router(fleet).open(make_request(max_tokens=2, stream=True))))
+    await settle_until(lambda: leaving.num_live == 1)
+    full.refusal = Overloaded("full")
+    add(fleet, full)
+    fleet.remove("r0")
+    await settle()
+    assert not reading.done()
+    full.refusal = None
+    assert await asyncio.wait_for(reading, 60) == [" p0s0w0 p0s0w1"]
+
+
 async def test_a_prompt_that_has_not_begun_waits_with_one_that_has(fleet):  # noqa: F811
     dying = make_backend("r0", is_stepped=True)
     add(fleet, dying)

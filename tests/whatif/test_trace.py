@@ -92,6 +92,11 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, line: str, re
         read_trace(written(tmp_path, line))
 
 
+def test_what_else_a_log_says_is_passed_over(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 5, "output_length": 5}
+    assert len(read_trace(written(tmp_path, line, "(Router pid=7) KeyError: {1, 2}", line))) == 2
+
+
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(Unusable, match=r"missing\.jsonl cannot be read"):
         read_trace("missing.jsonl")
