@@ -40,6 +40,7 @@ from serve_app.router.publishing import FileSource, Publishing
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
+from serve_app.router.shadow import Shadows
 from serve_app.router.waking import Waker
 from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
 
@@ -89,7 +90,10 @@ class RouterReplica:
             source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
             self._accounts = source
         self._publishing = Publishing(self._fleet, source)
-        self._metrics = Metrics(self._fleet, router_id=router_id, admission=self._admission)
+        self._shadows = Shadows(self._fleet, self._admission)
+        self._metrics = Metrics(
+            self._fleet, router_id=router_id, admission=self._admission, tallies=self._shadows.tallies
+        )
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
@@ -179,7 +183,14 @@ class RouterReplica:
         )
         asks_for_keys = settings.asks_for_keys(has_accounts=self._accounts is not None)
         accounting = self._accounting if asks_for_keys else None
-        router = Router(self._fleet, config, admission=self._admission, accounting=accounting, waker=self._waker)
+        router = Router(
+            self._fleet,
+            config,
+            admission=self._admission,
+            accounting=accounting,
+            waker=self._waker,
+            shadows=self._shadows,
+        )
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does

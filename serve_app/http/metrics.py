@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.run import Run
+from serve_app.router.shadow import Outcome, Tally
 from serve_app.router.stats import RunStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -87,7 +88,14 @@ class Served:
 class Metrics:
     """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers."""
 
-    def __init__(self, fleet: Fleet, *, router_id: str = "router-0", admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        router_id: str = "router-0",
+        admission: Admission | None = None,
+        tallies: Mapping[str, Tally] | None = None,
+    ) -> None:
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -112,6 +120,8 @@ class Metrics:
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
+        if tallies is not None:
+            self._registry.register(Series(router_id, partial(shadow_totals, tallies)))
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /metrics."""
@@ -247,6 +257,24 @@ def admission_state(admission: Admission) -> Iterator[Family]:
     yield Family("admission_predicted_wait_seconds", "Wait of a request that comes now.", waits, ("model",))
     refusals = (((reason.value,), admission.refusals[reason]) for reason in Reason)
     yield Family("admission_refusals", "Requests refused at the door.", refusals, ("reason",), is_total=True)
+
+
+SHADOW_TOTALS: dict[str, tuple[str, Callable[[Tally], float]]] = {
+    "first_token_seconds": ("Time to the first tokens of shadows, added up.", lambda tally: tally.first_token_s),
+    "decode_seconds": ("Time from the first to the last tokens of shadows, added up.", lambda tally: tally.decode_s),
+    "completion_tokens": ("Tokens that shadows generated.", lambda tally: tally.completion_tokens),
+}
+
+
+def shadow_totals(tallies: Mapping[str, Tally]) -> Iterator[Family]:
+    """Yield what shadows came to, by the address that computed them."""
+    outcomes = (
+        ((model, outcome.value), tally.outcomes[outcome]) for model, tally in tallies.items() for outcome in Outcome
+    )
+    yield Family("shadow_requests", "Requests computed besides, unseen.", outcomes, ("model", "outcome"), is_total=True)
+    for name, (text, value_of) in SHADOW_TOTALS.items():
+        samples = (((model,), value_of(tally)) for model, tally in tallies.items())
+        yield Family(f"shadow_{name}", text, samples, ("model",), is_total=True)
 
 
 class CountedRequests:

@@ -66,7 +66,7 @@ def commands() -> str:
 def metrics() -> str:
     """Every series of /metrics."""
     fleet = Fleet("router-0")
-    counted = Metrics(fleet, admission=Admission(lambda: fleet.rooms))
+    counted = Metrics(fleet, admission=Admission(lambda: fleet.rooms), tallies={})
     answer = asyncio.run(counted.answer(Request({"type": "http"})))
     families = text_string_to_metric_families(bytes(answer.body).decode())
     rows = {
