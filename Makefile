@@ -36,10 +36,12 @@ test-rooms: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
 test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
 	$(BIN)/pytest -m cluster --durations=12 tests/cluster
 
+# Tests are collected beside mypy, which takes one core: compiled once here, they are not compiled by every process later.
 lint: $(VENV)/.installed-dev ## Lint, types, and what bandit knows to be dangerous
 	$(BIN)/ruff check .
 	$(BIN)/bandit --quiet --configfile pyproject.toml --recursive serve_app & bandit=$$!; \
-		$(BIN)/mypy; types=$$?; wait $$bandit && exit $$types
+		{ found=$$($(BIN)/pytest --collect-only -qq 2>&1) || { echo "$$found"; false; }; } & tests=$$!; \
+		$(BIN)/mypy; types=$$?; wait $$bandit && wait $$tests && exit $$types
 
 audit: $(VENV)/.installed-audit ## Ask PyPI's database which of the pinned versions are known to be vulnerable; needs the network
 	$(BIN)/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt

@@ -130,8 +130,8 @@ def unexplained(kept: Kept, each: Asked) -> tuple[int, int]:
     """What of the unattributed this request may be the reason of at most, in the order of TOKENS.
 
     A row tells what its router was told (`Accounting._row`), and a router is told all of what ends (`RunStats.note`).
-    So nothing is left of a whole answer with a row but attempts that were lost with their replica, which the router
-    forgets (`RunStats.drop`); without one, itself. What was cut off or left may go on where its router does not see it,
+    So nothing is left of a whole answer with a row but what a replica that was lost had computed and not told;
+    without one, itself. What was cut off or left may go on where its router does not see it,
     and has no row where the router did not know yet that it was taken (`Completions._answer`). Of what was refused
     before nothing is left.
     """

@@ -25,6 +25,13 @@ from serve_app.core.ledger import News, Spent
 from serve_app.core.prompt import Image, Tokenization, TokenizeRequest
 from serve_app.core.request import EmbeddingForm, GenerationRequest, Recording
 
+
+async def settle(num_turns: int = 30) -> None:
+    """Let every task of this loop come as far as it can in so many turns, however slow the machine is."""
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+
+
 EOS = 2
 VOCAB_SIZE = 1000
 HIDDEN_SIZE = 4
@@ -73,6 +80,7 @@ class FakeSequence:
     position: int = 0
     num_chars: int = 0
     is_first: bool = True
+    begun_at: int = 0
 
 
 @dataclass(slots=True)
@@ -164,7 +172,7 @@ class FakeBackend:
         for request in requests:
             assert request.request_id not in self._live, f"{request.request_id} was submitted twice"
             self._routers[request.request_id] = router_id
-            self._live[request.request_id] = [self._sequence(request, s) for s in range(request.n)]
+            self._live[request.request_id] = [self._sequence(request, s) for s in request.samples]
         if not self.is_stepped and self._stepper is None:
             self._stepper = asyncio.get_running_loop().create_task(self._run())
 
@@ -217,11 +225,24 @@ class FakeBackend:
             ours = published.of(model.name)
             hidden = {each.name for each in ours} | published.withdrawn_of(model.name)
             kept = tuple(card for card in model.adapters if card.name not in hidden)
-            served = tuple(AdapterCard(name=e.name, version=e.version, rank=4, root=e.path) for e in ours)
+            served = tuple(
+                AdapterCard(
+                    name=each.name,
+                    version=each.version,
+                    rank=4,
+                    root=each.path,
+                    canary=None if each.canary is None else (each.canary.version, each.canary.share),
+                )
+                for each in ours
+            )
             before = tuple(
                 AdapterCard(name=each.name, version=each.previous[0], rank=4, root=each.previous[1])
                 for each in ours
                 if each.previous is not None
+            ) + tuple(
+                AdapterCard(name=each.name, version=each.canary.version, rank=4, root=each.canary.path)
+                for each in ours
+                if each.canary is not None
             )
             model = replace(model, adapters=kept + served, staged=before, adapters_revision=published.revision)
             self.card = replace(self.card, model=model)
@@ -277,7 +298,14 @@ class FakeBackend:
         return self._outboxes.setdefault(router_id, Outbox())
 
     def _sequence(self, request: GenerationRequest, sample: int) -> FakeSequence:
-        return FakeSequence(request=request, sample=sample, words=self.script(request, sample))
+        sequence = FakeSequence(request=request, sample=sample, words=self.script(request, sample))
+        sequence.is_first = not request.is_reported
+        continued = request.continued[sample] if request.continued else None
+        for word in sequence.words[: 0 if continued is None else len(continued.token_ids)]:
+            sequence.position += 1
+            sequence.num_chars += len(word)
+        sequence.begun_at = sequence.position
+        return sequence
 
     def _advance(self, sequence: FakeSequence) -> Delta:
         request, limit = sequence.request, sequence.request.stop.max_tokens
@@ -293,9 +321,9 @@ class FakeBackend:
         shown = word if stop is None else word[: word.index(stop)]
         finish = None
         if stop is not None:
-            finish = _finish(FinishReason.STOP, stop, num_tokens=sequence.position + 1)
+            finish = _finish(FinishReason.STOP, stop, num_tokens=sequence.position + 1, begun_at=sequence.begun_at)
         elif limit is not None and sequence.position + 1 == limit:
-            finish = _finish(FinishReason.LENGTH, None, num_tokens=limit)
+            finish = _finish(FinishReason.LENGTH, None, num_tokens=limit, begun_at=sequence.begun_at)
         logprobs: tuple[TokenLogprob, ...] = ()
         if request.logprobs is not None and shown:
             logprobs = (_logprob(word, sequence.position, offset=sequence.num_chars, num_top=request.logprobs.top),)
@@ -321,14 +349,14 @@ class FakeBackend:
             sample=sequence.sample,
             token_ids=() if matched is None else (matched,),
             prompt=report,
-            finish=_finish(reason, matched, num_tokens=sequence.position),
+            finish=_finish(reason, matched, num_tokens=sequence.position, begun_at=sequence.begun_at),
             recording=_recording(sequence.request, sequence.sample),
         )
 
 
-def _finish(reason: FinishReason, matched: str | int | None, *, num_tokens: int) -> Finish:
-    """A delta each, and one at least."""
-    engine_ns = DELTA_NS * max(1, num_tokens)
+def _finish(reason: FinishReason, matched: str | int | None, *, num_tokens: int, begun_at: int) -> Finish:
+    """A delta each, and one at least; those before were another replica's."""
+    engine_ns = DELTA_NS * max(1, num_tokens - begun_at)
     return Finish(reason=reason, matched_stop=matched, num_tokens=num_tokens, engine_ns=engine_ns)
 
 

@@ -14,7 +14,7 @@ from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, Renamed, defaults_of
 from serve_app.core.bounded import Count
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Load
 from serve_app.core.names import ModelRef
 
@@ -226,6 +226,20 @@ class ReplicaState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleState:
+    """Replicas of a model, as Serve said at most a few seconds ago.
+
+    wanted:   that there are to be, by the cluster file or by the policy of autoscaling
+    starting: that load;  draining: that take no more requests and end with those they have
+    """
+
+    id: str
+    wanted: Count
+    starting: Count
+    draining: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRequests:
     """Requests being served, and how many may be at once."""
 
@@ -241,6 +255,7 @@ class Moment:
     refused:  requests that admission refused, by reason
     loading:  known models without a ready replica
     asleep:   models that were scaled to zero; a first request starts a replica
+    scales:   of models whose replicas Serve has told of
     """
 
     object: Literal["live"] = "live"
@@ -251,7 +266,13 @@ class Moment:
     models: Sequence[QueueState]
     loading: Sequence[str]
     asleep: Sequence[str]
+    scales: Sequence[ScaleState]
     replicas: Sequence[ReplicaState]
+
+
+def scale_state(model: str, scale: Scale) -> ScaleState:
+    """Return what is shown of a model's replicas."""
+    return ScaleState(id=model, **asdict(scale))
 
 
 def replica_state(card: ReplicaCard, load: Load) -> ReplicaState:

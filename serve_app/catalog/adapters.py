@@ -61,9 +61,9 @@ def read_records(folder: Path) -> tuple[AdapterRecord, ...]:
     return tuple(read_adapter(entry, root=folder) for entry in entries if entry.is_symlink() or entry.is_dir())
 
 
-def read_published(path: str, name: str) -> AdapterRecord:
+def read_published(path: Path, name: str) -> AdapterRecord:
     """Read an adapter that was published under a name, whatever its folder is called, while sequences are computed."""
-    return read_adapter(Path(path), root=Path(path).parent, name=name, max_header_bytes=MAX_PUBLISHED_HEADER_BYTES)
+    return read_adapter(path, root=path.parent, name=name, max_header_bytes=MAX_PUBLISHED_HEADER_BYTES)
 
 
 def read_adapter(

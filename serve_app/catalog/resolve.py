@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from posixpath import basename, dirname, normpath
 
@@ -24,6 +24,15 @@ MIN_VERSION_CHARS = 8
 PATH = re.compile(r"[/\\~]")
 # What mistral.rs escapes in `base::alias`.
 _ESCAPES: Mapping[str, str] = {"%3A": ":", "%23": "#", "%25": "%"}
+
+
+Draw = Callable[[str], float]
+"""Gives a number in [0, 1) for an address; a canary gets the request if its share is larger."""
+
+
+def no_canary(address: str) -> float:
+    """Draw no canary."""
+    return 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +100,13 @@ class Catalog:
         param: str = "model",
         lora_param: str = "lora_path",
         order: Order = heaviest_first,
+        draw: Draw = no_canary,
     ) -> ModelRef:
         """Find what `model` means; `lora_path` names the adapter, or its folder, only where `model` does not.
 
         param, lora_param: what the client calls them
         order: in which targets of an alias are tried; the first that can be used answers
+        draw: of an adapter that has a canary and is named without a version; a mix has none
 
         The first that fits: a base or an alias as it stands, `left#deployment`, `base::adapter`, `base:adapter`
         with the longest base, an adapter's name that only one base has. Behind an adapter's name `@` may pin one of the
@@ -105,7 +116,8 @@ class Catalog:
         model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """
         first: ServeError | None = None
-        for _, found in self.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order):
+        asking = self.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order, draw=draw)
+        for _, found in asking:
             if isinstance(found, ModelRef):
                 return found
             first = first or found
@@ -113,7 +125,7 @@ class Catalog:
         raise first
 
     def tried(
-        self, name: str, *, lora_path: str | None, param: str, lora_param: str, order: Order
+        self, name: str, *, lora_path: str | None, param: str, lora_param: str, order: Order, draw: Draw
     ) -> Iterator[tuple[str, ModelRef | ServeError]]:
         """Yield each address that a name stands for, in this order, with what it means or why it cannot be used.
 
@@ -122,11 +134,15 @@ class Catalog:
         asked = _Asked(name=name.strip(), param=param)
         for address in self._follow(asked.name, order):
             try:
-                yield address, self._resolve_target(address, asked, lora_path=lora_path, lora_param=lora_param)
+                found = self._resolve_target(address, asked, lora_path=lora_path, lora_param=lora_param, draw=draw)
             except ServeError as error:
                 yield address, error
+            else:
+                yield address, found
 
-    def _resolve_target(self, address: str, asked: _Asked, *, lora_path: str | None, lora_param: str) -> ModelRef:
+    def _resolve_target(
+        self, address: str, asked: _Asked, *, lora_path: str | None, lora_param: str, draw: Draw
+    ) -> ModelRef:
         found = self._resolve_name(address, asked)
         path = (lora_path or "").strip()
         if found.adapter is None and path:
@@ -134,7 +150,20 @@ class Catalog:
             found = _with_adapters(model, _name_at(path, model, param=lora_param), param=lora_param)
         if found.adapter is None and not self._rights.allow(found.base):
             raise self._not_found(asked)
-        return found
+        is_pinned = PIN in address or PIN in path
+        return found if is_pinned else self._as_drawn(found, draw)
+
+    def _as_drawn(self, found: ModelRef, draw: Draw) -> ModelRef:
+        """Return the canary of an adapter if it is drawn and at hand."""
+        model = self._models[found.base]
+        card = None if found.adapter is None or found.mix else model.adapter(found.adapter)
+        if card is None or card.canary is None:
+            return found
+        version, share = card.canary
+        canary = next((each for each in model.versions(card.name) if each.version == version and each.is_usable), None)
+        if canary is None or draw(found.name) >= share:
+            return found
+        return mixed(found.base, [canary.part(1.0)])
 
     def _resolve_name(self, name: str, asked: _Asked) -> ModelRef:
         if name in self._models:
@@ -246,7 +275,7 @@ def _adapter(model: ModelCard, name: str, *, param: str) -> AdapterCard:
         must = f"pin a version that is at hand ({known}), or {MIN_VERSION_CHARS} characters that only one begins with"
         raise AdapterNotFound.refusing(param, must=must, found=_quoted(name))
     if card is None:
-        if not model.adapters:
+        if not model.adapters and not model.adapters_revision:
             none = f"name no adapter of {_quoted(model.name)}, for which LoRA is not enabled"
             raise InvalidRequest.refusing(param, must=none, found=_quoted(name))
         usable = _listed(card.name for card in model.adapters if card.is_usable)

@@ -14,6 +14,7 @@ from ray.serve.schema import ServeDeploySchema
 from serve_app.catalog.aliases import read_alias, read_aliases
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.resolve import PIN, Catalog
+from serve_app.catalog.sources import is_address, missing_library, parse_source
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
 from serve_app.check.document import Document, Finding, Path, Severity, UnreadableYaml, read_document, spelled
 from serve_app.check.door import check_door, deployments_of, routers_of
@@ -98,6 +99,7 @@ def check_document(document: Document, *, environment: Mapping[str, str] = UNKNO
                 models.append(args)
                 reservations.append(reservation(application, args, (*path, "args")))
     yield from check_names(data, models)
+    yield from check_roots(data)
     yield from check_memory([each for each in reservations if each is not None], severity=here)
     if here is Severity.ERROR:
         yield from check_schedule(asks, this_machine())
@@ -210,6 +212,31 @@ def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[F
                 yield from _check_prices(config.get("prices"), list(cards.values()), (*here, "prices"))
 
 
+def check_roots(data: dict[str, Any]) -> Iterator[Finding]:
+    """Yield a note or a warning for each address below which adapters may be published: can this machine fetch it?"""
+    for path, application in routers_of(data):
+        for index, deployment in deployments_of(application, ROUTER_DEPLOYMENT):
+            config = deployment.get("user_config")
+            roots = config.get("adapter_roots") if isinstance(config, dict) else None
+            for number, root in enumerate(roots if isinstance(roots, list) else ()):
+                here = (*path, "deployments", index, "user_config", "adapter_roots", number)
+                if isinstance(root, str) and is_address(root):
+                    yield from _check_root(root, here)
+
+
+def _check_root(root: str, path: Path) -> Iterator[Finding]:
+    try:
+        scheme = parse_source(root).scheme
+    except CatalogError:
+        return  # the schema has said so
+    command = missing_library(scheme)
+    if command is None:
+        yield Finding(path=path, message=f"this machine can fetch {scheme}://", severity=Severity.NOTE)
+    else:
+        message = f"this machine cannot fetch {scheme}:// yet: run `{command}` on it"
+        yield Finding(path=path, message=message, severity=Severity.WARNING)
+
+
 def _check_aliases(said: Mapping[str, object], cards: Sequence[ModelCard], path: Path) -> Iterator[Finding]:
     try:
         catalog = Catalog(cards, read_aliases({name: each for name, each in said.items() if _is_alias(each)}))
@@ -266,7 +293,7 @@ def _check_prices(prices: object, cards: Sequence[ModelCard], path: Path) -> Ite
 
 def _card(args: ModelArgs) -> ModelCard:
     """What names need of it; whether an adapter can be used is told elsewhere."""
-    folder = FilePath(args.adapters) if args.adapters is not None else None
+    folder = args.adapters_folder
     found = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder and folder.is_dir() else ()
     adapters = tuple(AdapterCard(name=name, version=name) for name in found)
     return ModelCard(name=args.name, root=args.path, created=0, max_model_len=0, vocab_size=0, adapters=adapters)

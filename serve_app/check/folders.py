@@ -60,8 +60,8 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             chat_templates_of(FilePath(), args.chat_template)
         except CatalogError as error:
             yield Finding(path=(*path, "chat_template"), message=str(error))
-    if args.adapters is not None:
-        yield from _check_adapters(args, (*path, "adapters"), is_sound=is_sound)
+    if args.adapters_folder is not None:
+        yield from _check_adapters(args, args.adapters_folder, (*path, "adapters"), is_sound=is_sound)
 
 
 def _notes(args: ModelArgs, path: Path) -> Iterator[Finding]:
@@ -113,16 +113,18 @@ def _resident_bytes(args: ModelArgs) -> int:
     """What the file sets aside, or the files of as many adapters as may be resident, by their sizes alone."""
     if isinstance(args.adapter_bytes, int):
         return args.adapter_bytes
-    files = [] if args.adapters is None else FilePath(args.adapters).glob(f"*/{WEIGHTS}")
+    files = [] if args.adapters_folder is None else args.adapters_folder.glob(f"*/{WEIGHTS}")
     sizes = (each.stat().st_size for each in files if each.is_file())
     return sum(sorted(sizes, reverse=True)[: args.max_adapters])
 
 
-def _check_adapters(args: ModelArgs, path: Path, *, is_sound: bool) -> Iterator[Finding]:
+def _check_adapters(args: ModelArgs, folder: FilePath, path: Path, *, is_sound: bool) -> Iterator[Finding]:
     """is_sound: whether the model can be asked if they fit it"""
-    assert args.adapters is not None, "there are none to check"
+    if args.watches_adapters:
+        message = f"is watched: while the service runs, a router publishes each complete folder below {str(folder)!r}"
+        yield Finding(path=path, message=message, severity=Severity.NOTE)
     try:
-        records = read_records(FilePath(args.adapters))
+        records = read_records(folder)
     except CatalogError as error:
         yield Finding(path=path, message=str(error))
         return

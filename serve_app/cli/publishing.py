@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from serve_app.catalog.sources import is_address
 from serve_app.cli.offering import SWITCH, URL, AsJson, Key, Url, service
 from serve_app.cli.screen import Exit, console, is_watched, say, say_json, table
 
@@ -25,10 +26,16 @@ Name = Annotated[
 
 def publish_adapter(
     name: Name,
-    path: Annotated[str, typer.Argument(metavar="PATH", help="Its folder, below one that the service allows.")],
+    path: Annotated[
+        str, typer.Argument(metavar="PATH", help="Its folder or address (s3://…), below one that the service allows.")
+    ],
     in_place: Annotated[
         bool, typer.Option("--in-place", metavar=SWITCH, help="Replace what the name means now.")
     ] = False,
+    canary: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Try it on a share of the requests for the name, such as 5%."),
+    ] = None,
     url: Url = URL,
     key: Key = None,
     as_json: AsJson = False,
@@ -37,7 +44,13 @@ def publish_adapter(
     from serve_app.cli.client import ServiceFailed
 
     asked = service(url, key)
-    body = {"lora_name": name, "lora_path": str(Path(path).absolute()), "load_inplace": in_place}
+    body = {
+        "lora_name": name,
+        "lora_path": path if is_address(path) else str(Path(path).absolute()),
+        "load_inplace": in_place,
+    }
+    if canary is not None:
+        body["canary"] = canary
     try:
         return _told(asked.json(ROUTE, body, member="version"), as_json=as_json)
     except ServiceFailed as failure:
@@ -47,7 +60,7 @@ def publish_adapter(
 
 
 def roll_back_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
-    """Let a name mean the version that it meant before."""
+    """End a name's canary; without one, let the name mean the version that it meant before."""
     answer = service(url, key).json(f"{ROUTE}/rollback", {"lora_name": name}, member="version")
     return _told(answer, as_json=as_json)
 
@@ -79,7 +92,7 @@ def list_versions(url: Url = URL, key: Key = None, as_json: AsJson = False) -> i
     elif not is_watched():
         say("\n".join("\t".join(row) for row in rows))
     elif rows:
-        titles = ["adapter", "version", "before", "published", "by", "replicas"]
+        titles = ["adapter", "version", "before", "published", "by", "replicas", "canary"]
         console().print(table(titles, rows))
     else:
         say("There is no adapter. `serve_app adapters publish NAME PATH` publishes one.")
@@ -92,7 +105,9 @@ def _told(entry: dict[str, Any], *, as_json: bool) -> int:
         return Exit.DONE
     replicas = f"{entry['replicas']} of {entry['ready_replicas']} replicas"
     say(f"{entry['id']} is version {_short(entry['version'])} on {replicas}.")
-    if entry["previous"] is not None:
+    if entry["canary"] is not None:
+        say(f"Canary {_canary(entry['canary'])}: `serve_app adapters rollback {entry['id']}` ends it.")
+    elif entry["previous"] is not None:
         before = _short(entry["previous"]["version"])
         say(f"Before it was {before}: `serve_app adapters rollback {entry['id']}` brings that back.")
     return Exit.DONE
@@ -110,12 +125,25 @@ def _row(entry: dict[str, Any]) -> list[str]:
     at, previous = entry["published_at"], entry["previous"]
     return [
         str(entry["id"]),
-        _short(entry["version"]) if entry["reason"] is None else f"unusable: {entry['reason']}",
+        _version_or_why(entry),
         "" if previous is None else _short(previous["version"]),
         "in its folder" if at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at)),
         str(entry["by"] or ""),
         f"{entry['replicas']} of {entry['ready_replicas']}",
+        "" if entry["canary"] is None else _canary(entry["canary"]),
     ]
+
+
+def _version_or_why(entry: dict[str, Any]) -> str:
+    version = _short(entry["version"]) if entry["reason"] is None else f"unusable: {entry['reason']}"
+    return version if entry["refused"] is None else f"{version} (its folder is refused: {entry['refused']})".strip()
+
+
+def _canary(canary: dict[str, Any]) -> str:
+    divergence = "" if canary["divergence"] is None else f", divergence {canary['divergence']:.3g}"
+    counted = canary["counted"]
+    shown = f"{counted['requests']} requests, {counted['errors']} failed{divergence}"
+    return f"{_short(canary['version'])} at {100 * canary['share']:.4g}% of requests ({shown})"
 
 
 def _short(version: object) -> str:

@@ -75,7 +75,14 @@ def drawn(seen: Board, url: str) -> Group:
         for each in seen.tenants
     ]
     tables = table(REPLICA_HEADS, replicas, texts=2), "", table(TENANT_HEADS, tenants, texts=1)
-    return Group(line, *([Text(visible(waits), "yellow")] if waits else []), "", *tables)
+    told = [Text(visible(each), "yellow") for each in (waits, "   ".join(map(_told_of_scale, seen.scales))) if each]
+    return Group(line, *told, "", *tables)
+
+
+def _told_of_scale(scale: ScaleRow) -> str:
+    changes = ((scale.starting, "starting"), (scale.draining, "draining"))
+    told = "".join(f", {number} {what}" for number, what in changes if number)
+    return f"{scale.model}: {scale.running} of {scale.wanted} replicas{told}"
 
 
 def _watch(boards: Iterator[Board], url: str) -> None:
@@ -147,6 +154,17 @@ class ReplicaRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRow:
+    """Replicas of one model: that take requests, are to be there, load, and end with their work."""
+
+    model: str
+    running: int
+    wanted: int
+    starting: int
+    draining: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TenantRow:
     """One flow on all replicas. share: of the time that was anybody's"""
 
@@ -166,6 +184,7 @@ class Board:
     cached_share: float
     refused: int
     waits_s: Mapping[str, float]
+    scales: tuple[ScaleRow, ...]
     replicas: tuple[ReplicaRow, ...]
     tenants: tuple[TenantRow, ...]
 
@@ -197,6 +216,7 @@ def board(before: Look, now: Look) -> Board:
             model: now.value("admission_predicted_wait_seconds", model=model)
             for model in now.labels("admission_predicted_wait_seconds", "model")
         },
+        scales=tuple(_scale(now, model) for model in now.labels("model_replicas", "model")),
         replicas=tuple(_replica(before, now, replica, seconds) for replica in now.labels("replica_blocks", "replica")),
         tenants=_tenants(before, now, seconds),
     )
@@ -214,6 +234,14 @@ def _replica(before: Look, now: Look, replica: str, seconds: float) -> ReplicaRo
         steps_per_s=now.gained(before, "replica_steps_total", replica=replica) / seconds,
         busy=min(1.0, now.gained(before, "replica_step_seconds_total", replica=replica) / seconds),
     )
+
+
+def _scale(now: Look, model: str) -> ScaleRow:
+    wanted, starting, draining = (
+        int(now.value("model_replicas", model=model, state=state)) for state in ("wanted", "starting", "draining")
+    )
+    running = sum(dict(own).get("model") == model for name, own in now.series if name == f"{PREFIX}replica_blocks")
+    return ScaleRow(model=model, running=running, wanted=wanted, starting=starting, draining=draining)
 
 
 def _tenants(before: Look, now: Look, seconds: float) -> tuple[TenantRow, ...]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import bench, chat, commands, complete, listing, publishing, top
+from serve_app.cli import bench, chat, commands, complete, listing, publishing, top, whatif
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -76,6 +76,10 @@ def command() -> Any:
         (LOOK, None, bench.bench),
     ):
         app.command(cls=kind, rich_help_panel=panel)(each)
+    simulated = typer.Typer(help="Simulate traffic: other replicas, another placement.", no_args_is_help=True)
+    simulated.command("run")(whatif.run)
+    simulated.command("fit")(whatif.fit)
+    app.add_typer(simulated, name="whatif", rich_help_panel=LOOK)
     _add_folders(app)
     _add_tenancy(app)
     return typer.main.get_command(app)

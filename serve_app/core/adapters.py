@@ -6,6 +6,23 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A version that answers a share of an adapter's requests while it is compared with the published version.
+
+    version, path: digest of its files, and its folder
+    share: of the requests that name the adapter without a version, above 0 and below 1
+    since: Unix seconds from which it has this share
+    by:    who published it, the tenant or "operator"
+    """
+
+    version: str
+    path: str
+    share: float
+    since: float = 0.0
+    by: str = "operator"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedAdapter:
     """One adapter that was published under a name.
 
@@ -15,6 +32,7 @@ class PublishedAdapter:
     previous:     the version that this name meant before, and its folder; None if there was none
     published_at: Unix seconds
     by:           the tenant, or "operator"
+    canary:       a version that is tried beside this one; None if there is none
     """
 
     base: str
@@ -24,6 +42,7 @@ class PublishedAdapter:
     previous: tuple[str, str] | None = None
     published_at: float = 0.0
     by: str = "operator"
+    canary: Canary | None = None
 
     @property
     def address(self) -> str:

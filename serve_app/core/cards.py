@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from serve_app.core.delta import Load
@@ -28,6 +29,18 @@ SamplingKind = SamplerName | OtherSampling
 AdapterKind = Literal["plain", "scaled", "mixed"]
 """One adapter as it was trained, one with a scale that the client chose, several at once."""
 RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """Replicas of a model. wanted: that there are to be;  starting: that load;  draining: that end with their work"""
+
+    wanted: int
+    starting: int
+    draining: int
+
+
+NO_SCALES: Mapping[str, Scale] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +118,7 @@ class AdapterCard:
     reason:  why it cannot be used; None for a usable one
     created: Unix seconds of its weights
     keeps_prefix: keys and values are the base's, so that prefixes are shared with it
+    canary:  another version, which is staged, and its share of the requests for the name; None if there is none
     """
 
     name: str
@@ -114,6 +128,7 @@ class AdapterCard:
     root: str = ""
     created: int = 0
     keeps_prefix: bool = False
+    canary: tuple[str, float] | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -177,6 +192,7 @@ class ModelCard:
         and those in use
     adapters_revision: of the `AdapterSet` that was applied last; 0 before the first
     adapters_root: absolute folder of its adapters, below which more may be published; "" is none
+    watches_adapters: whether routers publish by themselves what is complete in that folder
     tool_parser: the form that its calls of tools have; None is the one that the template shows
     reasoning_parser: the form that its thoughts have; None as before
     chat_template: of the model's folder, as it is written there; "" is none
@@ -190,6 +206,8 @@ class ModelCard:
     fills_gaps: whether it has the tokens of fill-in-the-middle
     prompt_length: which prompts it refuses by length alone; None if unknown
     capabilities: what its engine can do; a card that does not say so has an engine that can do everything
+    numerics: its weights and the type that they are computed in: where it is equal, completions of another replica go
+        on as they would there
     """
 
     name: str
@@ -205,6 +223,7 @@ class ModelCard:
     staged: tuple[AdapterCard, ...] = ()
     adapters_revision: int = 0
     adapters_root: str = ""
+    watches_adapters: bool = False
     chat_template: str = ""
     tool_template: str = ""
     tool_prompt: ToolPrompt = "template"
@@ -218,6 +237,7 @@ class ModelCard:
     fills_gaps: bool = False
     prompt_length: PromptLength | None = None
     capabilities: Capabilities = EVERYTHING
+    numerics: str = ""
 
     @property
     def usable_adapters(self) -> tuple[AdapterCard, ...]:

@@ -110,6 +110,7 @@ class Delta:
     finish:    on the last delta of a sequence, and only there
     recording: beside the finish, where the request wanted one
     error:     instead of a finish, where the sequence was lost
+    mu:        Mirostat's bound behind these tokens; None without Mirostat
     """
 
     request_id: str
@@ -121,11 +122,12 @@ class Delta:
     finish: Finish | None = None
     recording: Recording | None = None
     error: ServeError | None = None
+    mu: float | None = None
 
     @property
     def is_bare(self) -> bool:
         """Whether it has text and tokens and nothing else, as most."""
-        return not (self.logprobs or self.prompt or self.finish or self.recording or self.error)
+        return self.mu is None and not (self.logprobs or self.prompt or self.finish or self.recording or self.error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,3 +208,7 @@ class ReplicaLost(EngineFailed):
     """The replica that computed the request went away."""
 
     code = "replica_lost"
+
+
+class ReplicaLeaves(ReplicaLost):
+    """The replica is to end, and another one can go on with the request."""

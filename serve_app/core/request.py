@@ -327,6 +327,18 @@ class UnencodedParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Continued:
+    """A completion that was begun elsewhere, and goes on behind these tokens.
+
+    token_ids: generated so far; nothing of them is told again
+    mu:        Mirostat's bound behind them; None without Mirostat
+    """
+
+    token_ids: tuple[int, ...] = ()
+    mu: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt of a client's request with everything needed to complete it `n` times.
 
@@ -344,6 +356,8 @@ class GenerationRequest:
     record:       which recordings of the computation are wanted; None is none
     prediction:   the expected completion, text or token ids; it changes only what is drafted
     share:        its flow, weight and priority; they change only when it is computed
+    continued:    by sample, where each was begun elsewhere; None for one that has ended there. () begins all here
+    is_reported:  what is told of the prompt was told already
     """
 
     request_id: str
@@ -372,6 +386,14 @@ class GenerationRequest:
     prediction: str | tuple[int, ...] = ""
     share: Share = field(default_factory=Share)
     client_request_id: str = ""
+    continued: tuple[Continued | None, ...] = ()
+    is_reported: bool = False
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Which of its completions are to be computed."""
+        ended = {sample for sample, each in enumerate(self.continued) if each is None}
+        return tuple(sample for sample in range(self.n) if sample not in ended)
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -31,3 +32,23 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if not name.endswith(INDEX_SUFFIX):
         return (folder / name,)
     return tuple(folder / each for each in sorted(set(json.loads((folder / name).read_bytes())["weight_map"].values())))
+
+
+SAMPLED_BYTES = 1 << 16
+"""Of a file, at its begin, in its middle and at its end."""
+
+
+def weights_sample(folder: Path) -> str:
+    """Return a digest of the configuration and of samples of the weights: equal folders have equal ones on every host.
+
+    To read all of the weights would take as long as to load them. Raises as `weight_files`, and OSError.
+    """
+    digest = hashlib.blake2b((folder / CONFIG).read_bytes(), digest_size=16)
+    for path in weight_files(folder):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}".encode())
+        with path.open("rb") as file:
+            for place in (0, size // 2, max(0, size - SAMPLED_BYTES)):
+                file.seek(place)
+                digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()

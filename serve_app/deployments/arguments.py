@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
 
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import WireLimits
 from serve_app.catalog.aliases import Alias, read_alias
+from serve_app.catalog.files import CatalogError
+from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.request import Pooling
@@ -18,6 +21,7 @@ from serve_app.http.settings import ClientSettings
 from serve_app.observe.switch import TraceSettings
 from serve_app.router.admission import AdmissionSettings
 from serve_app.router.placement import PlacementPolicy
+from serve_app.router.rollout import RolloutSettings
 from serve_app.router.run import RunSettings
 from serve_app.tenants.keys import DEFAULT_PEPPER
 from serve_app.tenants.published import DEFAULT_FILE
@@ -45,8 +49,39 @@ def known_store(url: str) -> str:
 
 
 AliasSetting = Annotated[Alias, PlainValidator(read_alias)]
+
+
+def known_root(root: str) -> str:
+    """Raises ValueError for an address that no adapter is fetched from."""
+    if is_address(root):
+        try:
+            parse_source(root)
+        except CatalogError as error:
+            raise ValueError(f"must be a folder or an address to fetch from: {error}") from None
+    return root
+
+
+AdapterRoot = Annotated[str, Field(min_length=1), AfterValidator(known_root)]
 Origin = Annotated[str, Field(pattern=r"^(\*|https?://[^/\s?#]+)$")]
 BaseName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")]
+
+
+class AdapterFolder(BaseModel, frozen=True, extra="forbid"):
+    """Where adapters of a model lie.
+
+    path:  folder with one sub-folder per adapter
+    watch: whether routers publish each sub-folder by themselves, as soon as it is complete
+    """
+
+    path: Annotated[str, Field(min_length=1)]
+    watch: bool = False
+
+
+def _written_as(found: object) -> str:
+    return "folder" if isinstance(found, dict | AdapterFolder) else "path"
+
+
+Adapters = Annotated[Annotated[str, Tag("path")] | Annotated[AdapterFolder, Tag("folder")], Discriminator(_written_as)]
 
 
 class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
@@ -54,7 +89,8 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
 
     name:     how clients address it; also the name of its application
     path:     folder with config.json, safetensors weights and a tokenizer; `builtin:demo` is the embedded model
-    adapters: folder with one sub-folder per adapter, relative to where the cluster was started; null is none
+    adapters: folder with one sub-folder per adapter, relative to where the cluster was started; null is none.
+              `{path: adapters/demo, watch: true}` publishes each sub-folder as soon as it is complete
     dialect:  of requests to this model that name none; null is the router's
     chat_template: a file with a chat template in Jinja, or the template itself; null is the folder's own, "" is none
     tools_without_template: what to do with tools that the chat template does not show. "prompt" shows them by a default
@@ -72,7 +108,7 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
 
     name: BaseName
     path: Annotated[str, Field(min_length=1)]
-    adapters: str | None = None
+    adapters: Adapters | None = None
     dialect: DialectName | None = None
     chat_template: str | None = None
     tools_without_template: Literal["auto", "prompt", "ignore", "refuse"] = "auto"
@@ -80,6 +116,18 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
     default_sampling: Literal["model", "none"] = "model"
     reasoning_parser: ReasoningParserName | None = None
     pooling: Literal["auto"] | Pooling | None = "auto"
+
+    @property
+    def adapters_folder(self) -> Path | None:
+        """Return the folder of adapters; None if there is none."""
+        if self.adapters is None:
+            return None
+        return Path(self.adapters if isinstance(self.adapters, str) else self.adapters.path)
+
+    @property
+    def watches_adapters(self) -> bool:
+        """Return whether that folder's adapters are published by themselves."""
+        return isinstance(self.adapters, AdapterFolder) and self.adapters.watch
 
 
 class RouterArgs(BaseModel):
@@ -121,6 +169,10 @@ class TracingSettings(BaseModel, frozen=True, extra="forbid"):
     sample: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
+class CanarySettings(BaseModel, RolloutSettings, frozen=True, extra="forbid", allow_inf_nan=False):
+    """When a canary gets more requests, and when it ends, described at serve_app.router.rollout.RolloutSettings."""
+
+
 class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, frozen=True, extra="forbid"):
     """The router's `user_config`: running replicas take it over within a second, nothing restarts.
 
@@ -132,7 +184,8 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     placement:      which replica gets a prompt: `warm` is where it costs least, prefixes and adapters that are there
                     considered; `least_work` has the fewest sequences for its size; `power_of_two` is the better one of
                     two random replicas by that measure; `random` is any
-    adapter_roots:  folders below which adapters may be published, besides `adapters` of each model
+    adapter_roots:  folders and addresses (`s3://bucket/team`; also gs, az, hf and https) below which adapters may be
+                    published, besides `adapters` of each model
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
     auth:           `keys` asks every request for a key, except for /health, / and the console's files; `none` asks
                     nobody, on a loopback host only; null is `keys` if args has a store, else `none`
@@ -141,6 +194,7 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     prices:         price per million tokens, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` covers
                     its adapters too, `*` every model; what has no price costs nothing
     idempotency_s:  how long a repeated Idempotency-Key gets the answer that was given; 0 ignores the header
+    rollout:        when a canary gets a larger share or ends; `requests: 200` compares so many at each share
     tracing:        where traces go, `{endpoint: "http://127.0.0.1:4318", sample: 0.1}`; null is nowhere, unless
                     OTEL_EXPORTER_OTLP_ENDPOINT is set for the router's process
     """
@@ -149,12 +203,13 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     dialect: DialectName = UNION.name
     placement: PlacementPolicy = "warm"
     cors_origins: tuple[Origin, ...] = ()
-    adapter_roots: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    adapter_roots: tuple[AdapterRoot, ...] = ()
     accept_any_model: bool = True
     auth: Literal["none", "keys"] | None = None
     auth_grace_s: PositiveFloat = 300.0
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     idempotency_s: Amount = 3600.0
+    rollout: CanarySettings = CanarySettings()
     tracing: TracingSettings | None = None
     limits: LimitSettings = LimitSettings()
 

@@ -12,9 +12,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serve_app.catalog.adapters import read_published, read_records
+from serve_app.catalog.adapters import read_records
 from serve_app.catalog.defaults import DefaultSampling, chat_templates_of, read_default_sampling, read_embedding_form
 from serve_app.catalog.models import locate_model, read_model_folder
+from serve_app.catalog.published import PublishedFiles
 from serve_app.core.cards import AdapterRecord, ToolPrompt
 from serve_app.core.request import EmbeddingForm
 from serve_app.deployments.arguments import ModelArgs
@@ -52,15 +53,16 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
     default_sampling = default_sampling_of(args, folder.path)
     for sentence in default_sampling.unheard:
         logger.warning("%s: %s", args.name, sentence)
-    adapters = read_records(Path(args.adapters)) if args.adapters is not None else ()
-    adapters_root = "" if args.adapters is None else str(Path(args.adapters).resolve())
+    adapters_folder = args.adapters_folder
+    adapters = () if adapters_folder is None else read_records(adapters_folder)
     return load_replica(
         engine_config(args, folder.path),
         adapters,
         replica_id=replica_id,
         root=args.path,
         created=folder.created,
-        adapters_root=adapters_root,
+        adapters_root="" if adapters_folder is None else str(adapters_folder.resolve()),
+        watches_adapters=args.watches_adapters,
         dialect=args.dialect,
         chat_template=templates.default,
         tool_template=templates.tool_use,
@@ -100,7 +102,7 @@ def load_replica(
     members = {"root": root or config.path, "records": records, "tool_prompt": "prompt", **told}
     card = replace(engine.card, **members)
     return ModelService(
-        engine, tokenizer, card, replica_id=replica_id, clock=clock, pools=pools, read_adapter=read_published
+        engine, tokenizer, card, replica_id=replica_id, clock=clock, pools=pools, adapter_files=PublishedFiles()
     )
 
 

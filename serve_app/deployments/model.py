@@ -25,12 +25,8 @@ from serve_app.deployments.transport import pack
 logger = logging.getLogger(__name__)
 
 
-class Service(Backend, Protocol):
-    """What a replica holds: a backend that is started, asked for its health, and closed."""
-
-    def start(self) -> None:
-        """Begin to work on the running event loop."""
-        ...
+class Loaded(Protocol):
+    """What has a load: the part of a service that autoscaling reads."""
 
     @property
     def card(self) -> ReplicaCard:
@@ -45,6 +41,14 @@ class Service(Backend, Protocol):
     @property
     def wait_s(self) -> float:
         """Return how long requests wait here for their first token."""
+        ...
+
+
+class Service(Backend, Loaded, Protocol):
+    """What a replica holds: a backend that is started, asked for its health, and closed."""
+
+    def start(self) -> None:
+        """Begin to work on the running event loop."""
         ...
 
     async def warm(self) -> None:
@@ -90,6 +94,17 @@ async def _in_a_thread_that_ends(load: LoadService, replica_id: str) -> Service:
         return await asyncio.get_running_loop().run_in_executor(threads, load, replica_id)
     finally:
         threads.shutdown(wait=False)
+
+
+def work_of(service: Loaded) -> Work:
+    """Return the load of a replica, as the autoscaling policy reads it."""
+    card = service.card
+    num_blocks = card.load.num_blocks
+    return Work(
+        sequences=service.num_open / max(1, card.model.max_num_sequences),
+        kv_cache=1 - card.load.num_free_blocks / num_blocks if num_blocks else 0.0,
+        wait_s=service.wait_s,
+    )
 
 
 class Model:
@@ -164,13 +179,7 @@ class Model:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where it scales the model: what the policy decides by."""
-        card, num_open = self._service.card, self._service.num_open
-        num_blocks = max(1, card.load.num_blocks)
-        return Work(
-            sequences=num_open / max(1, card.model.max_num_sequences),
-            kv_cache=1 - card.load.num_free_blocks / num_blocks if card.load.num_blocks else 0.0,
-            wait_s=self._service.wait_s,
-        )._asdict()
+        return work_of(self._service)._asdict()
 
     async def __del__(self) -> None:
         """Awaited by Serve once the replica has drained, or after its constructor failed."""

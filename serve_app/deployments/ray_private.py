@@ -51,6 +51,19 @@ def may_sleep(application: str, deployment: str) -> bool:
     return scaling is not None and bool(scaling.min_replicas == 0)
 
 
+def replica_states(deployment: str) -> dict[str, tuple[int, list[str]]]:
+    """Return how many replicas of the deployment are wanted, and their states, by application. Blocks.
+
+    `serve.status` tells the states alone, and checks every setting anew for it.
+    """
+    applications = _get_global_client().get_serve_details()["applications"]
+    return {
+        name: (found["target_num_replicas"], [each["state"] for each in found["replicas"]])
+        for name, each in applications.items()
+        if (found := each["deployments"].get(deployment)) is not None
+    }
+
+
 def application_overviews() -> list[Any]:
     """Return Serve's `StatusOverview` of every application. Asks the controller, and blocks meanwhile.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -36,12 +37,15 @@ from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
-from serve_app.router.publishing import FileSource, Publishing
+from serve_app.router.published_sources import FileSource
+from serve_app.router.publishing import Publishing
 from serve_app.router.quotas import Quotas
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
 from serve_app.router.shadow import Shadows
 from serve_app.router.waking import Waker
+from serve_app.router.watching import Watching
 from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
 
 GC_THRESHOLD = (50_000, 20, 50)
@@ -91,18 +95,18 @@ class RouterReplica:
             self._accounts = source
         self._publishing = Publishing(self._fleet, source)
         self._shadows = Shadows(self._fleet, self._admission)
-        self._metrics = Metrics(
-            self._fleet, router_id=router_id, admission=self._admission, tallies=self._shadows.tallies
-        )
+        self._rollouts = Rollouts(self._publishing, self._fleet)
+        self._metrics = self._metrics_of(router_id)
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
-        self._waker = Waker(self._fleet, cluster.wake)
+        self._waker = Waker(self._fleet, partial(cluster.wake, router_id=router_id))
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
         self._hearing = begin(source.run(), context=Context())
+        self._watching = begin(Watching(self._fleet, self._publishing).run(), context=Context())
         self._writing = (
             ()
             if self._accounting is None
@@ -122,6 +126,7 @@ class RouterReplica:
         self._fleet.placement.policy = settings.placement
         self._publishing.roots = settings.adapter_roots
         self._admission.settings = settings
+        self._rollouts.settings = settings.rollout
         if self._accounts is not None:
             self._accounts.last_for(settings.auth_grace_s)
         if self._accounting is not None:
@@ -152,6 +157,7 @@ class RouterReplica:
         if discovery is not None:
             discovery.cancel()
             self._hearing.cancel()
+            self._watching.cancel()
             self._stop()
             await self._fleet.close()
             await asyncio.to_thread(self._tracing.close)
@@ -163,6 +169,17 @@ class RouterReplica:
 
     def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
         return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts), accounts)
+
+    def _metrics_of(self, router_id: str) -> Metrics:
+        publishing = self._publishing
+        return Metrics(
+            self._fleet,
+            router_id=router_id,
+            admission=self._admission,
+            rollouts=self._rollouts,
+            revision=lambda: publishing.revision,
+            tallies=self._shadows.tallies,
+        )
 
     def _note_look(self, is_good: Callable[[str], bool]) -> None:
         self._admission.end_keys(is_good)
@@ -189,6 +206,7 @@ class RouterReplica:
             admission=self._admission,
             accounting=accounting,
             waker=self._waker,
+            rollouts=self._rollouts,
             shadows=self._shadows,
         )
         http_settings = HttpSettings(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,13 +14,16 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from serve_app.core.backend import Backend
-from serve_app.core.cards import ReplicaCard
-from serve_app.deployments.ray_private import application_overviews, may_sleep
+from serve_app.core.cards import ReplicaCard, Scale
+from serve_app.deployments.ray_private import application_overviews, may_sleep, replica_states
 from serve_app.deployments.transport import RayBackend, by_value
 from serve_app.router.discovery import Deployed, Sighting
 
 MODEL_DEPLOYMENT = "Model"
 GREETING_TIMEOUT_S = 1.5
+SCALES_S = 2.0
+"""Between two questions for the replicas of all models: the answer is long, and looks may be seven a second."""
+STARTING, DRAINING = {"STARTING", "UPDATING", "RECOVERING"}, {"STOPPING"}
 
 COMING = {ApplicationStatus.NOT_STARTED, ApplicationStatus.DEPLOYING}
 FAILED = ApplicationStatus.DEPLOY_FAILED
@@ -35,6 +40,8 @@ class ServeCluster:
         self._own_application = own_application
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._running: set[str] = set()
+        self._scales: dict[str, Scale] = {}
+        self._scales_at = -math.inf
         self._is_deleted = False
 
     @property
@@ -45,8 +52,11 @@ class ServeCluster:
         overviews = {each.name: each for each in await asyncio.to_thread(application_overviews)}
         own = overviews.get(self._own_application)
         self._is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
+        if time.monotonic() - self._scales_at > SCALES_S:
+            self._scales = await asyncio.to_thread(_scales)
+            self._scales_at = time.monotonic()
         found = {
-            name: _deployed(name, overview.app_status.status)
+            name: _deployed(name, overview.app_status.status, self._scales.get(name))
             for name, overview in overviews.items()
             if name != self._own_application and _may_have_a_model(overview)
         }
@@ -69,22 +79,33 @@ class ServeCluster:
         cards = tuple(result for result in results if isinstance(result, ReplicaCard))
         return Sighting(cards=cards, is_complete=len(cards) == len(results))
 
-    async def wake(self, application: str) -> None:
+    async def wake(self, application: str, router_id: str) -> None:
         """Have Serve start a replica of a model that was scaled to zero; return once one has answered.
 
-        The call is not pinned: Serve scales from zero by the calls that wait in a handle.
+        The call is not pinned: Serve scales from zero by the calls that wait in a handle. It greets as the router
+        does, so that the replica waits for nobody else to hear of its adapters.
         """
-        await self._handles[application].options(method_name="hello").remote(f"wake-{self._own_application}")
+        await self._handles[application].options(method_name="hello").remote(router_id)
 
     def backend(self, application: str, replica_id: str) -> Backend:
         return RayBackend(self._handles[application], replica_id)
 
 
-def _deployed(name: str, status: ApplicationStatus) -> Deployed:
+def _deployed(name: str, status: ApplicationStatus, scale: Scale | None) -> Deployed:
     has_failed = status is FAILED
-    return Deployed(
-        model=name, is_coming=not has_failed and status is not ApplicationStatus.DELETING, has_failed=has_failed
-    )
+    is_coming = not has_failed and status is not ApplicationStatus.DELETING
+    return Deployed(model=name, is_coming=is_coming, has_failed=has_failed, scale=scale)
+
+
+def _scales() -> dict[str, Scale]:
+    return {
+        name: Scale(
+            wanted=wanted,
+            starting=sum(each in STARTING for each in states),
+            draining=sum(each in DRAINING for each in states),
+        )
+        for name, (wanted, states) in replica_states(MODEL_DEPLOYMENT).items()
+    }
 
 
 def _may_have_a_model(overview: Any) -> bool:

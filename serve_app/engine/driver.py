@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -27,6 +28,7 @@ from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
 from serve_app.core.machine import Throttle, give_way
 from serve_app.core.names import MAX_MIXED_ADAPTERS
+from serve_app.core.weight_files import weights_sample
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.memory import Leftovers, give_back_freed_memory, settle_memory
@@ -147,8 +149,8 @@ class Driver:
 
     def _adding(self, sequences: Items[Sequence]) -> tuple[Command, Command]:
         """Return what adds the sequences of one request."""
-        request, count = sequences[0].request, len(sequences)
-        begin = partial(self._open.begin, request.request_id, count, client_request_id=request.client_request_id)
+        request, samples = sequences[0].request, [each.sample for each in sequences]
+        begin = partial(self._open.begin, request.request_id, samples, client_request_id=request.client_request_id)
         return lambda _: begin(), lambda _: self._engine.add(sequences)
 
     def _post(self, request_ids: frozenset[str], *commands: Command) -> None:
@@ -311,9 +313,9 @@ class OpenSequences:
     def active_request_ids(self) -> frozenset[str]:
         return frozenset(self._samples.keys() - self._paused)
 
-    def begin(self, request_id: str, num_samples: int, *, client_request_id: str = "") -> None:
+    def begin(self, request_id: str, samples: Iterable[int], *, client_request_id: str = "") -> None:
         self._names[request_id] = client_request_id
-        self._samples[request_id] = set(range(num_samples))
+        self._samples[request_id] = set(samples)
 
     def names_of(self, request_ids: AbstractSet[str]) -> list[str]:
         """Return what clients know these requests by, the oldest first, of those whose ending was not told yet."""
@@ -390,6 +392,7 @@ class ReplicaEngine(Driver):
             images=image_card(model),
             max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
             capabilities=EVERYTHING,
+            numerics=f"{weights_sample(Path(config.path))} {model.dtype} {config.weights}",
         )
         self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
         self._wakefulness = Wakefulness()
@@ -437,7 +440,7 @@ class ReplicaEngine(Driver):
         illustration = None
         if prepared.images and tower is not None:
             illustration = place_images(token_ids, prepared.images, token_id=tower.token_id)
-        return [
+        sequences = [
             Sequence(
                 request,
                 token_ids,
@@ -445,14 +448,17 @@ class ReplicaEngine(Driver):
                 max_tokens=prepared.max_tokens,
                 num_dropped_tokens=prepared.num_dropped_tokens,
                 shown_prompt=prepared.shown_prompt,
-                detokenizer=detokenizer,
+                detokenizer=prepared.detokenizers[sample],
                 matcher=prepared.matchers[sample] if prepared.matchers else None,
                 illustration=illustration,
                 record=records[sample],
                 prediction=prepared.prediction,
             )
-            for sample, detokenizer in enumerate(prepared.detokenizers)
+            for sample in request.samples
         ]
+        for sequence in sequences if request.continued or request.is_reported else ():
+            self.core.go_on(sequence)
+        return sequences
 
     def close(self) -> None:
         self.adapters.close()

@@ -157,6 +157,10 @@ class Engine:
         else:
             self._scheduler.waiting.push(first)
 
+    def go_on(self, sequence: Sequence) -> None:
+        """Have a new sequence go on where it was begun elsewhere; any thread may ask."""
+        self._output.go_on(sequence)
+
     @property
     def bank(self) -> AdapterBank:
         """The adapters; any thread may read files with it and ask for sizes."""

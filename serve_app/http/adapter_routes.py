@@ -6,27 +6,40 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.adapters import adapters_list, loaded_text, parse_load, parse_name, unloaded_text
+from serve_app.api.adapters import (
+    LoadCall,
+    adapters_list,
+    loaded_text,
+    parse_load,
+    parse_name,
+    unloaded_text,
+)
 from serve_app.api.limits import WireLimits
 from serve_app.api.paths import AdminPath, Path
+from serve_app.core.adapters import PublishedAdapter
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.tenants import LOCAL, Identity
 from serve_app.http.admin_routes import query_of
 from serve_app.http.exchange import body_of, route
 from serve_app.router.publishing import Publisher, Publishing
+from serve_app.router.rollouts import Rollouts
 
 NAME = "lora_name"
 
 
-def adapter_routes(publishing: Publishing, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:
+def adapter_routes(
+    publishing: Publishing, rollouts: Rollouts, *, limits: WireLimits, max_body_bytes: int
+) -> list[Route]:
     """Return the routes. The guard decides who may call them.
+
+    rollouts: what knows the figures of canaries
 
     vLLM's two are for keys of tenants, each for the names that it may publish under; the others are for administrators.
     """
 
     async def load(request: Request) -> Response:
         call = parse_load(await body_of(request, max_bytes=max_body_bytes), limits, path=Path.LOAD_ADAPTER)
-        await publishing.publish(call.lora_name, call.lora_path, _publisher(request), in_place=call.load_inplace)
+        await _publish(publishing, call, _publisher(request))
         return PlainTextResponse(loaded_text(call.lora_name))
 
     async def unload(request: Request) -> Response:
@@ -39,18 +52,18 @@ def adapter_routes(publishing: Publishing, *, limits: WireLimits, max_body_bytes
         sent = query_of(request, (NAME,) if request.method == "DELETE" else ())
         if request.method == "POST":
             call = parse_load(await body_of(request, max_bytes=max_body_bytes), limits, path=AdminPath.ADAPTERS)
-            found = await publishing.publish(call.lora_name, call.lora_path, by, in_place=call.load_inplace)
-            return JSONResponse(publishing.entry(found.base, found.name).body())
+            found = await _publish(publishing, call, by)
+            return JSONResponse(rollouts.told(publishing.entry(found.base, found.name)).body())
         if request.method == "DELETE":
             if NAME not in sent:
                 raise InvalidRequest.refusing(NAME, must="be base:adapter, in the query", found="nothing")
             return JSONResponse({"withdrawn": await publishing.withdraw(str(sent[NAME]), by)})
-        return JSONResponse(adapters_list(publishing.revision, publishing.listed()))
+        return JSONResponse(adapters_list(publishing.known.revision, [*map(rollouts.told, publishing.listed())]))
 
     async def rollback(request: Request) -> Response:
         name = parse_name(await body_of(request, max_bytes=max_body_bytes), limits, path=AdminPath.ROLLBACK)
         found = await publishing.roll_back(name, Publisher(key_id=_identity(request).key_id))
-        return JSONResponse(publishing.entry(found.base, found.name).body())
+        return JSONResponse(rollouts.told(publishing.entry(found.base, found.name)).body())
 
     return [
         route(Path.LOAD_ADAPTER, load),
@@ -58,6 +71,10 @@ def adapter_routes(publishing: Publishing, *, limits: WireLimits, max_body_bytes
         Route(AdminPath.ADAPTERS, adapters, methods=["GET", "POST", "DELETE"]),
         Route(AdminPath.ROLLBACK, rollback, methods=["POST"]),
     ]
+
+
+async def _publish(publishing: Publishing, call: LoadCall, by: Publisher) -> PublishedAdapter:
+    return await publishing.publish(call.lora_name, call.lora_path, by, in_place=call.load_inplace, canary=call.canary)
 
 
 def _publisher(request: Request) -> Publisher:

@@ -27,6 +27,7 @@ from serve_app.http.styles import STYLES, Style
 from serve_app.router.idempotency import ClaimBook, Replays
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.publishing import Publishing
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.router import Router
 
 
@@ -49,9 +50,12 @@ def build_app(
     publishing: of adapters; None publishes them for as long as the process lives
     """
     settings = settings or HttpSettings()
-    metrics = metrics or Metrics(router.fleet, admission=router.admission)
-    live = Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
     publishing = publishing or Publishing(router.fleet)
+    rollouts = router.rollouts or Rollouts(publishing, router.fleet)
+    metrics = metrics or Metrics(
+        router.fleet, admission=router.admission, rollouts=rollouts, tallies=router.shadows.tallies
+    )
+    live = Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
 
     def routes_for(tenant: Tenant) -> ASGIApp:
         seen = router.seen_by(tenant)
@@ -82,6 +86,7 @@ def routes(
     """Return every route, as it answers a tenant that sees this router."""
     live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
     publishing = publishing or Publishing(router.fleet)
+    rollouts = router.rollouts or Rollouts(publishing, router.fleet)
     inquiries = Inquiries(router.view)
 
     def completions(style: Style) -> ASGIApp:
@@ -102,7 +107,7 @@ def routes(
         *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits),
-        *adapter_routes(publishing, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
+        *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
         *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
         route(Path.METRICS, metrics.answer),

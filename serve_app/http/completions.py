@@ -60,6 +60,8 @@ class Completions:
         finally:
             status = CLIENT_LEFT if has_left else exchange.status
             story.end(status, self._router.accounting)
+            if self._router.rollouts is not None and story.opened is not None and not has_left:
+                self._router.rollouts.observe(story.opened, story.error)
             logger.info(dump(story.facts(status) | self._traced(story, status, scope)))
             if story.excerpts is not None:
                 logger.info(dump(story.texts()))

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.listings import Moment, OpenRequests, QueueState, replica_state
+from serve_app.api.listings import Moment, OpenRequests, QueueState, replica_state, scale_state
 from serve_app.api.sse import dump, event
 from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
@@ -77,6 +77,7 @@ class Live:
             ],
             loading=list(self._fleet.loading),
             asleep=list(self._fleet.asleep),
+            scales=[scale_state(model, scale) for model, scale in sorted(self._fleet.scales.items())],
             replicas=[replica_state(card, load) for card, load in self._fleet.replicas],
         )
 

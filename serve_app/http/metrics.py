@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
+from serve_app.router.rollout import DECISIONS
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run
 from serve_app.router.shadow import Outcome, Tally
 from serve_app.router.stats import RunStats
@@ -94,8 +96,11 @@ class Metrics:
         *,
         router_id: str = "router-0",
         admission: Admission | None = None,
+        rollouts: Rollouts | None = None,
+        revision: Callable[[], int] = int,
         tallies: Mapping[str, Tally] | None = None,
     ) -> None:
+        """revision: of the published adapters, as the router has heard of it"""
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -104,7 +109,10 @@ class Metrics:
         self._cached_tokens = self._counter("cached_tokens", "Tokens of prompts that were cached.", "model")
         self._completion_tokens = self._counter("completion_tokens", "Tokens generated.", "model")
         self._moves = self._counter(
-            "moved_prompts", "Prompts given to another replica, unnoticed by their clients.", "model"
+            "moved_prompts", "Prompts that went on at another replica, unnoticed by their clients.", "model"
+        )
+        self._pause_s = self._histogram(
+            "move_pause_seconds", "From the loss of a replica to the next token from another.", LONG_S, "model"
         )
         self._request_s = self._histogram("request_seconds", "From the request to its last byte.", LONG_S, "route")
         self._queue_s = self._histogram("queue_seconds", "A prompt's wait for its first step.", LONG_S, "model")
@@ -117,9 +125,13 @@ class Metrics:
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
         self._registry.register(Series(router_id, partial(replica_loads, fleet)))
         self._registry.register(Series(router_id, partial(residencies, fleet)))
+        self._registry.register(Series(router_id, partial(scales, fleet)))
+        self._registry.register(Series(router_id, partial(revisions, fleet, revision)))
         self._registry.register(Series(router_id, partial(flow_usages, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
+        if rollouts is not None:
+            self._registry.register(Series(router_id, partial(rollout_state, rollouts)))
         if tallies is not None:
             self._registry.register(Series(router_id, partial(shadow_totals, tallies)))
 
@@ -144,6 +156,8 @@ class Metrics:
         self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
         self._completion_tokens.labels(*labels).inc(stats.num_generated)
         self._moves.labels(*labels).inc(stats.num_moves)
+        for pause_s in stats.pauses_s:
+            self._pause_s.labels(*labels).observe(pause_s)
         for queue_s in stats.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
         if stats.first_event_at is None or stats.last_event_at is None:
@@ -231,6 +245,19 @@ def residencies(fleet: Fleet) -> Iterator[Family]:
             yield Family(f"replica_{name}", text, [(of, value_of(each)) for of, each in found], REPLICA, is_total)
 
 
+def scales(fleet: Fleet) -> Iterator[Family]:
+    """Yield how many replicas of each model are wanted, start and drain."""
+    found = (((model, state), number) for model, each in fleet.scales.items() for state, number in asdict(each).items())
+    yield Family("model_replicas", "Replicas that are wanted, start or drain.", found, ("model", "state"))
+
+
+def revisions(fleet: Fleet, revision: Callable[[], int]) -> Iterator[Family]:
+    """Yield the revision of the published adapters that a router has heard of, and those that replicas serve."""
+    yield Family("adapters_revision", "Revision of the published adapters.", [((), revision())])
+    applied = [((card.model.name, card.replica_id), card.model.adapters_revision) for card, _ in fleet.replicas]
+    yield Family("replica_adapters_revision", "Revision of the adapters that a replica serves.", applied, REPLICA)
+
+
 def flow_usages(fleet: Fleet) -> Iterator[Family]:
     """Yield what the replicas that a router sees now have computed for each flow, as they last reported."""
     reports = [((card.model.name, card.replica_id), card.usage) for card, _ in fleet.replicas]
@@ -257,6 +284,13 @@ def admission_state(admission: Admission) -> Iterator[Family]:
     yield Family("admission_predicted_wait_seconds", "Wait of a request that comes now.", waits, ("model",))
     refusals = (((reason.value,), admission.refusals[reason]) for reason in Reason)
     yield Family("admission_refusals", "Requests refused at the door.", refusals, ("reason",), is_total=True)
+
+
+def rollout_state(rollouts: Rollouts) -> Iterator[Family]:
+    """Yield how many canaries there are, and what this router has decided about canaries."""
+    yield Family("canaries", "Adapters of which a version is tried.", [((), rollouts.num_canaries)])
+    decisions = (((each,), rollouts.decisions[each]) for each in DECISIONS)
+    yield Family("canary_decisions", "Canaries widened or rolled back.", decisions, ("decision",), is_total=True)
 
 
 SHADOW_TOTALS: dict[str, tuple[str, Callable[[Tally], float]]] = {

@@ -121,8 +121,8 @@ def legs_of(story: Story, ended_at: float) -> Iterator[Leg]:
     """Yield the legs of a request that is over, as far as it came; each ends when it was over or the request was.
 
     `admit`: from the first byte to the submission: reading, checking, admission, limits and placement.
-    `queue`, `prefill`, `decode`: of each prompt. The queue is what its replica told; the way there and cutting text
-    into tokens count as prefill, which ends with the first delta.
+    `queue`, `prefill`, `decode`, and `move` where another replica went on: of each prompt. The queue is what its
+    replica told; the way there and cutting text into tokens count as prefill, which ends with the first delta.
     `stream`: from the first bytes that were sent to the end.
     """
     run = story.run
@@ -150,6 +150,8 @@ def _of_prompt(
     if prompt.first_at is not None and prompt.last_at is not None and prompt.num_completion_tokens:
         generated = {"serve_app.tokens": prompt.num_completion_tokens}
         yield Leg("decode", prompt.first_at, prompt.last_at, {**placed, **generated})
+    for lost_at, went_on_at in prompt.pauses:
+        yield Leg("move", lost_at, went_on_at, placed)
 
 
 def of_story(story: Story, status: int, route: str) -> dict[str, Value]:

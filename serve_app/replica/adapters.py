@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Protocol
 
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard
@@ -14,8 +16,23 @@ from serve_app.replica.engine import Adapters
 
 logger = logging.getLogger(__name__)
 
-ReadAdapter = Callable[[str, str], AdapterRecord]
-"""Reads an adapter's folder, given its path and the adapter's name; blocks, never raises for what is wrong with it."""
+
+class AdapterFiles(Protocol):
+    """Where files of published adapters come from. It blocks; one thread at a time uses it."""
+
+    def read(self, path: str, name: str, version: str) -> AdapterRecord:
+        """Read a version from its folder or address; the record has the reason if something is wrong with the files.
+
+        Raises InvalidRequest and Unavailable for what cannot be fetched.
+        """
+        ...
+
+    def release(self, versions: Iterable[str]) -> None:
+        """Note that the files of these are not read again."""
+        ...
+
+
+TakeAdapter = Callable[[AdapterRecord], Future[AdapterCard]]
 KEPT_S = 600.0
 """A version that nothing means any more can be asked for so much longer: requests for it are on their way."""
 
@@ -37,13 +54,13 @@ class ServedAdapters:
         card: ModelCard,
         engine: Adapters,
         *,
-        read: ReadAdapter | None,
+        files: AdapterFiles | None,
         used: Callable[[], frozenset[str]],
         clock: Callable[[], float],
     ) -> None:
         self.card = card
         self._engine = engine
-        self._read = read
+        self._files = files
         self._used = used
         self._clock = clock
         self._in_folder = {each.name: each for each in card.adapters}
@@ -69,8 +86,7 @@ class ServedAdapters:
         """
         async with self._changing:
             if version not in self._known or not self._engine.is_resident(version):
-                record = await self._record(name, path, version)
-                self._known[version] = await asyncio.wrap_future(self._engine.stage(record))
+                await self._take(name, path, version, self._engine.stage)
             self._staged_at[version] = self._clock()
             return self._named(name, path, version)
 
@@ -85,12 +101,15 @@ class ServedAdapters:
             base = self.card.name
             hidden = published.withdrawn_of(base)
             meant = {name: card for name, card in self._in_folder.items() if name not in hidden}
-            before: list[AdapterCard] = []
+            before: list[AdapterCard] = []  # and canaries
             for each in published.of(base):
                 meant[each.name] = await self._bound(each.name, each.path, each.version)
                 if each.previous is not None:
                     previous, path = each.previous
                     before.append(await self._bound(each.name, path, previous))
+                if each.canary is not None:
+                    before.append(await self._bound(each.name, each.canary.path, each.canary.version))
+                    meant[each.name] = replace(meant[each.name], canary=(each.canary.version, each.canary.share))
             overwritten = [card for card in before if card.root == meant[card.name].root]
             self._engine.keep(frozenset(card.version for card in overwritten))
             self._mean(meant, before, published)
@@ -105,17 +124,30 @@ class ServedAdapters:
     async def _bound(self, name: str, path: str, version: str) -> AdapterCard:
         try:
             if version not in self._known:
-                record = await self._record(name, path, version)
-                self._known[version] = await asyncio.wrap_future(self._engine.bind(record))
+                await self._take(name, path, version, self._engine.bind)
         except ServeError as error:
             logger.warning("adapter %s in version %s: %s", name, version, error)
             return AdapterCard(name=name, version=version, root=path, reason=error.message)
         return self._named(name, path, version)
 
-    async def _record(self, name: str, path: str, version: str) -> AdapterRecord:
-        if self._read is None:
+    async def _take(self, name: str, path: str, version: str, take: TakeAdapter) -> None:
+        """Read a version, and have the engine know it. Its files are released again if that fails."""
+        if self._files is None:
             raise AdapterUnusable(f'Adapter "{name}" cannot be served: this replica takes none.')
-        record = await asyncio.to_thread(self._read, path, name)
+        try:
+            record = await self._record(name, path, version, files=self._files)
+            self._known[version] = await asyncio.wrap_future(take(record))
+        except BaseException:
+            self._release(version)
+            raise
+
+    def _release(self, *versions: str) -> None:
+        if self._files is not None:
+            self._files.release(set(versions) - self._known.keys())
+
+    @staticmethod
+    async def _record(name: str, path: str, version: str, *, files: AdapterFiles) -> AdapterRecord:
+        record = await asyncio.to_thread(files.read, path, name, version)
         if record.reason is not None:
             raise AdapterUnusable(f'Adapter "{name}" cannot be served: {record.reason}.')
         if record.version != version:
@@ -135,6 +167,8 @@ class ServedAdapters:
         current = {(card.name, card.version) for card in meant.values()}
         for card in (*self.card.adapters, *(each for each in before if each.is_usable)):
             self._meant_at[card.name, card.version] = now
+            if card.canary is not None:  # requests that were given it are on their way, also when it is rolled back
+                self._meant_at[card.name, card.canary[0]] = now
         lasting = {(card.name, card.version) for card in before}
         self._meant_at = {
             (name, version): at
@@ -158,5 +192,7 @@ class ServedAdapters:
         needed = {card.version for card in (*kept, *self.card.staged, *self._in_folder.values())}
         unneeded = self._known.keys() - needed - self._staged_at.keys() - self._used()
         if unneeded:
-            for version in await asyncio.wrap_future(self._engine.drop(frozenset(unneeded))):
+            gone = await asyncio.wrap_future(self._engine.drop(frozenset(unneeded)))
+            for version in gone:
                 self._known.pop(version, None)
+            self._release(*gone)

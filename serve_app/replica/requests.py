@@ -86,7 +86,7 @@ class OpenRequests:
 
     def check_room(self, requests: Items[GenerationRequest]) -> None:
         """Raise Overloaded if these requests do not fit, with the seconds until they should."""
-        num_wanted = sum(request.n for request in requests)
+        num_wanted = sum(len(request.samples) for request in requests)
         num_missing = num_wanted + self.num_sequences - self._num_places
         if num_missing > 0:
             raise Overloaded(
@@ -101,7 +101,7 @@ class OpenRequests:
                 router_id=router_id,
                 client_request_id=request.client_request_id,
                 model=request.model,
-                samples=set(range(request.n)),
+                samples=set(request.samples),
                 since=self._clock(),
             )
 

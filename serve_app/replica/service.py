@@ -26,7 +26,7 @@ from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
 from serve_app.core.ledger import UsageReport
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.replica.adapters import ReadAdapter, ServedAdapters
+from serve_app.replica.adapters import AdapterFiles, ServedAdapters
 from serve_app.replica.delivery import Delivery, Leases, Outbox
 from serve_app.replica.engine import EncodedImage, Engine
 from serve_app.replica.preparation import Preparation, placed
@@ -47,7 +47,7 @@ class ModelService:
     card:  what the engine says of the model, with what its folder and its operator say
     clock: seconds, monotonic
     pools: the threads in which prompts are cut into tokens
-    read_adapter: reads a folder of an adapter that is published; None takes none
+    adapter_files: reads adapters that are published; None takes none
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ModelService:
         replica_id: str,
         clock: Callable[[], float] = time.monotonic,
         pools: TokenizerPools | None = None,
-        read_adapter: ReadAdapter | None = None,
+        adapter_files: AdapterFiles | None = None,
     ) -> None:
         config = engine.config
         self.engine = engine
@@ -84,7 +84,7 @@ class ModelService:
         self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
         self._adapters = ServedAdapters(
-            card, engine.adapters, read=read_adapter, used=lambda: self._open.versions, clock=clock
+            card, engine.adapters, files=adapter_files, used=lambda: self._open.versions, clock=clock
         )
         self._delivery = Delivery(
             self._open,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.core.backend import Backend
-from serve_app.core.cards import ReplicaCard
+from serve_app.core.cards import NO_SCALES, ReplicaCard, Scale
 from serve_app.core.errors import ServeError
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,13 @@ class Deployed:
 
     is_coming:  it is ready or may become so
     has_failed: its deployment has failed; what is neither is being deleted
+    scale:      its replicas; None where nobody has told yet
     """
 
     model: str
     is_coming: bool
     has_failed: bool = False
+    scale: Scale | None = None
 
 
 class Cluster(Protocol):
@@ -83,7 +85,9 @@ class Replicas(Protocol):
 
     def is_done_with(self, replica_id: str) -> bool: ...
 
-    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None: ...
+    def expect(
+        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
+    ) -> None: ...
 
 
 class Discovery:
@@ -122,6 +126,7 @@ class Discovery:
         self._fleet.expect(
             [each.model for each in deployed.values() if each.is_coming],
             [each.model for each in deployed.values() if each.has_failed],
+            {each.model: each.scale for each in deployed.values() if each.scale is not None},
         )
         for application in self._known.keys() - deployed.keys():
             for replica_id in list(self._known[application]):

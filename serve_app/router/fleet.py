@@ -10,9 +10,9 @@ from functools import partial
 
 from serve_app.api.dialects import ONLY_MODEL
 from serve_app.catalog.aliases import Aliases, Order, addresses_of, heaviest_first, read_aliases
-from serve_app.catalog.resolve import Catalog
+from serve_app.catalog.resolve import Catalog, Draw, no_canary
 from serve_app.core.backend import Backend
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.cards import NO_SCALES, AdapterCard, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Load
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound, ServeError
 from serve_app.core.names import ModelRef
@@ -59,6 +59,7 @@ class Fleet:
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
+        self._scales: dict[str, Scale] = {}
         self._asleep: set[str] = set()
         self._remembered: dict[str, ModelCard] = {}
         self._reconnected: set[str] = set()
@@ -120,6 +121,11 @@ class Fleet:
         return sorted(self._failed - set(self._cards))
 
     @property
+    def scales(self) -> Mapping[str, Scale]:
+        """How many replicas of each model are wanted, start and drain, as last told."""
+        return self._scales
+
+    @property
     def is_ready(self) -> bool:
         """Whether at least one model is known and each has a ready replica or is asleep."""
         return bool(self._cards or self.asleep) and not self.loading and not self.failed
@@ -136,6 +142,7 @@ class Fleet:
         self._links[card.replica_id] = link
         self.placement.warmth.hear(card)
         self._refresh()
+        self._hand_over()
         return link
 
     def _connect(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
@@ -172,7 +179,7 @@ class Fleet:
         self.counts.note(card.replica_id, card.model.name, card.news.spent)
 
     def remove(self, replica_id: str) -> None:
-        """Send nothing more to a replica. What it computes goes on, as a replica drains before it ends."""
+        """Send nothing more to a replica. What it computes goes on at others, or there where no other can."""
         link = self._links.pop(replica_id, None)
         self._reconnected.discard(replica_id)
         self.placement.warmth.forget(replica_id)
@@ -181,10 +188,16 @@ class Fleet:
             self._retired[replica_id] = link
             link.retire()
             self._refresh()
+            self._hand_over()
 
-    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
-        """Name the base models that are deployed, ready or not, and those whose deployment has failed."""
-        self._expected, self._failed = frozenset(models), frozenset(failed)
+    def expect(
+        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
+    ) -> None:
+        """Name the base models that are deployed, ready or not, and those whose deployment has failed.
+
+        scales: replicas of models that are wanted, start and drain, as far as known
+        """
+        self._expected, self._failed, self._scales = frozenset(models), frozenset(failed), dict(scales)
 
     def rest(self, model: str, *, is_asleep: bool) -> None:
         """Note whether a model without replicas was scaled to zero, and will have one with its first request."""
@@ -216,16 +229,30 @@ class Fleet:
         """The fleet as far as these rights go."""
         return View(self, rights)
 
-    def links_for(self, ref: ModelRef) -> list[ReplicaLink]:
+    def links_for(self, ref: ModelRef, numerics: str = "") -> list[ReplicaLink]:
         """Open links to replicas that have the model and exactly that version of the adapter.
 
+        numerics: as on their cards, where a completion is to go on; "" is any
         Raises ModelLoading where there is none.
         """
-        links = [link for link in self._links.values() if link.is_open and _serves(link.card.model, ref)]
+        links = self._links_that_serve(ref, numerics)
         if not links:
             is_mix = len(ref.parts) > 1 and ref.base in self._cards
             raise self.not_ready(ref.name, MIXED if is_mix else NOT_READY)
         return links
+
+    def _links_that_serve(self, ref: ModelRef, numerics: str) -> list[ReplicaLink]:
+        links = (link for link in self._links.values() if link.is_open and _serves(link.card.model, ref))
+        return [link for link in links if numerics in ("", link.card.model.numerics)]
+
+    def _hand_over(self) -> None:
+        """Have what retired replicas still compute go on at others that can; the rest goes on there."""
+        for link in self._retired.values():
+            if link.num_outstanding:
+                link.hand_over(partial(self._can_go_on, numerics=link.card.model.numerics))
+
+    def _can_go_on(self, ref: ModelRef, *, numerics: str) -> bool:
+        return bool(self._links_that_serve(ref, numerics))
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
         what = FAILED if name in self.failed else what
@@ -361,6 +388,7 @@ class View:
         param: str = "model",
         lora_param: str = "lora_path",
         order: Order = heaviest_first,
+        draw: Draw = no_canary,
     ) -> ModelRef:
         """The model meant by a client's words, pinned to the version that is served now.
 
@@ -368,6 +396,7 @@ class View:
         takes_any: a name that nobody has means the only model, where there is only one
         param, lora_param: what the client calls the two
         order: in which targets of an alias are tried
+        draw: as of `Catalog.resolve`
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
@@ -379,7 +408,8 @@ class View:
                 raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
             name = bases[0] if bases else name
         error: ServeError | None = None
-        for address, found in catalog.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order):
+        asking = catalog.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order, draw=draw)
+        for address, found in asking:
             if isinstance(found, ModelRef):
                 return found
             if isinstance(found, NotFound) and (sleeper := self._missing_base(address, self.asleep)) is not None:
@@ -393,7 +423,7 @@ class View:
                     raise self._fleet.not_ready(missing)
             known = {*self.bases, *absent}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
-                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param)
+                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param, draw=draw)
         raise error
 
     @property

@@ -15,9 +15,10 @@ from typing import TypeVar
 from serve_app.core.backend import Backend, may_take_long
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load, PromptReport
-from serve_app.core.errors import ReplicaLost, ServeError
+from serve_app.core.errors import ReplicaLeaves, ReplicaLost, ServeError
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
+from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.router.placement import LEARNING, Guess
@@ -40,6 +41,7 @@ class ReplicaLink:
     on_lost: called when the replica is gone or is left, but not where a retired link closes by itself
     has_ended: whether the replica itself has ended the stream, as it does where it did not hear of the router
     on_spent: called with what each frame says that was spent, before anybody has the frame's deltas
+    clock: seconds, monotonic
     """
 
     def __init__(
@@ -50,13 +52,14 @@ class ReplicaLink:
         *,
         on_lost: Callable[[], None] = lambda: None,
         on_spent: Callable[[Sequence[Spent]], None] = lambda spent: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card = card
         self._backend = backend
         self._router_id = router_id
         self._on_lost = on_lost
         self._on_spent = on_spent
-        self._registry = Registry()
+        self._registry = Registry(clock)
         self._calls = Calls(backend, router_id, card.replica_id, on_refused=self._forget)
         self._reader: asyncio.Task[None] | None = None
         self._load = card.load
@@ -172,6 +175,14 @@ class ReplicaLink:
         """Take no new requests, and close once those that run have ended."""
         self._is_retired = True
         self._close_if_idle()
+
+    def hand_over(self, can_go_on: Callable[[ModelRef], bool]) -> None:
+        """Have requests go on elsewhere, of models for which that can be, and compute nothing more of them here."""
+        if moved := self._registry.of(can_go_on):
+            names = self._registry.names_of(moved)
+            self._calls.abort(moved, names)
+            self._registry.lose(lambda: ReplicaLeaves("The replica that computed the request leaves."), moved)
+            self._close_if_idle()
 
     def readmit(self) -> bool:
         """Take requests again after `retire`; False where the link is closed already."""
@@ -373,11 +384,12 @@ class Registration:
     """Where the deltas of a request go, what its client knows it by, and how many of its sequences have not ended.
 
     guess: what was expected of its prompt; num_prompt_tokens: of it, still to be computed as far as is known
-    submitted_at: by the monotonic clock, seconds; None where its deltas are gathered, and so tell no time
+    submitted_at: by the registry's clock, seconds; None where its deltas are gathered, and so tell no time
     """
 
     client_request_id: str
     receive: Receive
+    model: ModelRef
     num_unfinished: int
     guess: Guess | None = None
     num_prompt_tokens: int = 0
@@ -390,7 +402,8 @@ class Registry:
     num_prompt_tokens: of prompts of which nothing was heard
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._live: dict[str, Registration] = {}
         self._num_outstanding = 0
         self._num_measured = self._measured_s = 0.0
@@ -406,6 +419,10 @@ class Registry:
         """Prompt tokens per second, from the first step of a prompt to its first delta; None before the first."""
         return self._num_measured / self._measured_s if self._measured_s else None
 
+    def of(self, is_wanted: Callable[[ModelRef], bool]) -> list[str]:
+        """The requests for such models."""
+        return [request_id for request_id, each in self._live.items() if is_wanted(each.model)]
+
     def names_of(self, request_ids: Iterable[str] | None = None) -> list[str]:
         """What clients know these requests by, or all of them; of those that are not here nothing is known."""
         found = (self._live.get(each) for each in (self._live if request_ids is None else request_ids))
@@ -418,12 +435,13 @@ class Registry:
             self._live[request.request_id] = Registration(
                 client_request_id=request.client_request_id,
                 receive=receive,
-                num_unfinished=request.n,
+                model=request.model,
+                num_unfinished=len(request.samples),
                 guess=guess,
                 num_prompt_tokens=num_prompt_tokens,
-                submitted_at=None if request.is_read_whole else time.monotonic(),
+                submitted_at=None if request.is_read_whole else self._clock(),
             )
-            self._num_outstanding += request.n
+            self._num_outstanding += len(request.samples)
             self.num_prompt_tokens += num_prompt_tokens
 
     def dispatch(self, delta: Delta) -> None:
@@ -475,6 +493,6 @@ class Registry:
             registration.guess.habits.learn_prompt(registration.guess, report)
         num_computed = report.num_tokens - report.num_cached_tokens
         if num_computed >= MIN_MEASURED and registration.submitted_at is not None:
-            seconds = max(0.0, time.monotonic() - registration.submitted_at - report.queue_s)
+            seconds = max(0.0, self._clock() - registration.submitted_at - report.queue_s)
             self._num_measured += num_computed - LEARNING * self._num_measured
             self._measured_s += seconds - LEARNING * self._measured_s

@@ -5,34 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import closing
 from contextvars import Context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from serve_app.api.adapters import ListedAdapter, PreviousVersion
 from serve_app.api.error_text import shown
 from serve_app.catalog.adapters import read_version
 from serve_app.catalog.files import CatalogError
+from serve_app.catalog.published import PublishedFiles
 from serve_app.catalog.resolve import ADAPTER_NAME
+from serve_app.catalog.sources import Source as AdapterSource
+from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.backend import Backend
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import NO_SCALES, ModelCard, ReplicaCard, Scale
 from serve_app.core.errors import Forbidden, InvalidRequest, ModelNotFound, ReplicaLost, ServeError, Unavailable
 from serve_app.core.tenants import Rights
 from serve_app.router.discovery import HELLO_TIMEOUT_S
 from serve_app.router.fleet import Fleet
 from serve_app.router.link import ReplicaLink
-from serve_app.tenants.errors import StoreUnavailable
-from serve_app.tenants.published import Action, Change, PublishedFile, changed
+from serve_app.router.published_sources import MemorySource, Source
+from serve_app.tenants.published import Action, Change, changed
 
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-PERIOD_S = 0.5
-"""Between looks for what another router has published."""
 HEARING_PERIOD_S = 0.05
 APPLYING_S = 120.0
 HEARING_S = 30.0
@@ -41,80 +44,6 @@ MAX_READING = 2
 """Adapters whose files a router digests at once."""
 MAX_PATH_CHARS = 4096
 NAME, PATH = "lora_name", "lora_path"
-
-
-class Source(Protocol):
-    """Where the set of published adapters is kept."""
-
-    @property
-    def published(self) -> AdapterSet | None:
-        """The set as heard of last; None before it was heard of."""
-        ...
-
-    async def look(self) -> None:
-        """Hear what the set is now. Where nobody answers, what was heard stays."""
-        ...
-
-    async def change_adapters(self, change: Change) -> AdapterSet:
-        """Carry out a change, and return the set after it. Raises ServeError; then nothing was changed."""
-        ...
-
-
-class FileSource:
-    """A file that all routers of one machine share. on_look: called after every look"""
-
-    def __init__(self, file: PublishedFile, *, on_look: Callable[[], None] = lambda: None) -> None:
-        self.published: AdapterSet | None = None
-        self._file = file
-        self._on_look = on_look
-        self._mark: tuple[int, ...] | None = None
-        self._complaint = ""
-        self._turn = asyncio.Lock()
-
-    async def run(self) -> None:
-        """Look for ever."""
-        while True:
-            await self.look()
-            await asyncio.sleep(PERIOD_S)
-
-    async def look(self) -> None:
-        try:
-            async with self._turn:
-                await asyncio.to_thread(self._read)
-            self._complaint = ""
-        except (OSError, StoreUnavailable) as error:
-            if str(error) != self._complaint:
-                logger.error("%s", error)
-            self._complaint = str(error)
-        self._on_look()
-
-    async def change_adapters(self, change: Change) -> AdapterSet:
-        try:
-            after = await asyncio.to_thread(self._file.change, change)
-        except StoreUnavailable as error:
-            logger.error("%s", error)
-            raise Unavailable(error.shown, None, {"retry_after_s": 2}) from error
-        await self.look()
-        return after
-
-    def _read(self) -> None:
-        mark = self._file.mark  # first: what is written meanwhile is read again
-        if mark != self._mark:
-            self.published, self._mark = self._file.read(), mark
-
-
-class MemorySource:
-    """A set that ends with the process, for a router that is alone."""
-
-    def __init__(self) -> None:
-        self.published = AdapterSet()
-
-    async def look(self) -> None:
-        """There is nobody to hear of."""
-
-    async def change_adapters(self, change: Change) -> AdapterSet:
-        self.published = changed(self.published, change)
-        return self.published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +55,17 @@ class Publisher:
     rights: Rights = field(default_factory=Rights)
 
 
+ROLLOUT = Publisher(name="rollout")
+"""Decides about canaries."""
+
+
 class Publishing:
     """Brings what is published to every replica. Discovery tells it of replicas, in the place of the fleet.
 
     A replica that starts joins the fleet when it has applied the set; until then it takes no requests.
 
-    roots: folders below which adapters may lie, besides the `adapters` folder of their model
+    roots: folders and addresses below which adapters may lie, besides the `adapters` folder of their model
+    refused: by base and name, why the files in a watched folder are not published
     applying_s: in which every ready replica must have applied a change; else the publisher is told that some have not
     """
 
@@ -145,6 +79,7 @@ class Publishing:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.roots = tuple(roots)
+        self.refused: dict[tuple[str, str], str] = {}
         self._fleet = fleet
         self._source = source or MemorySource()
         self._applying_s = applying_s
@@ -191,8 +126,10 @@ class Publishing:
     def is_done_with(self, replica_id: str) -> bool:
         return self._fleet.is_done_with(replica_id)
 
-    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
-        self._fleet.expect(models, failed)
+    def expect(
+        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
+    ) -> None:
+        self._fleet.expect(models, failed, scales)
 
     def refresh(self) -> None:
         """Bring what was heard of the set to the replicas that are behind. Never waits."""
@@ -209,16 +146,28 @@ class Publishing:
 
     # What publishers ask
 
-    async def publish(self, name: str, path: str, by: Publisher, *, in_place: bool = False) -> PublishedAdapter:
-        """Let a name mean the adapter in a folder, on every ready replica of its base.
+    async def publish(
+        self,
+        name: str,
+        path: str,
+        by: Publisher,
+        *,
+        in_place: bool = False,
+        canary: float | None = None,
+        revision: int | None = None,
+    ) -> PublishedAdapter:
+        """Let a name mean the adapter in a folder or at an address, on every ready replica of its base.
 
         name: `base:adapter`, or the adapter's name alone where one base is served
-        in_place: whether the name may have meant another version before
+        in_place: whether the name may have meant another version before; then its canary ends, if it has one
+        canary: the share of requests for the name that this version is tried with; the name means what it meant
+        revision: that the set must still have then, else it is Unavailable; None is any
 
         Raises ServeError: InvalidRequest for a bad adapter or a name that is taken, Forbidden for a name or folder that
         the publisher may not use, ModelNotFound, Unavailable. Nothing is published then, unless it says so.
         """
-        return await self._shielded(self._publish(name, path, by, in_place=in_place))
+        publishing = self._publish(name, path, by, in_place=in_place, canary=canary, revision=revision)
+        return await self._shielded(publishing)
 
     async def withdraw(self, name: str, by: Publisher) -> str:
         """Let a name mean nothing, and return its address. Raises as `publish`, and AdapterNotFound."""
@@ -227,24 +176,50 @@ class Publishing:
         return change.address
 
     async def roll_back(self, name: str, by: Publisher) -> PublishedAdapter:
-        """Let a name mean the version that it meant before. Raises as `publish`, and AdapterNotFound."""
+        """End the name's canary; without one, let the name mean the version that it meant before.
+
+        Raises as `publish`, and AdapterNotFound.
+        """
         change = self._change("roll back", *self._named(name, by), by)
         return await self._shielded(self._roll_back(change))
+
+    async def decide(self, adapter: PublishedAdapter, share: float | None, reason: str) -> None:
+        """Give an adapter's canary this share, 1 is all, or roll it back if it is None.
+
+        Another router may have decided before: a canary that has ended stays so, and one that has another share by
+        now keeps that. Raises Unavailable, and AdapterNotFound for an adapter that was withdrawn.
+        """
+        canary = adapter.canary
+        assert canary is not None, "a canary is decided about"
+        change = self._change("roll back" if share is None else "widen", adapter.base, adapter.name, ROLLOUT)
+        change = replace(change, version=canary.version, share=share, tried=canary.share, reason=reason)
+        await self._shielded(self._carry_out(change))
+
+    @property
+    def heard(self) -> AdapterSet | None:
+        """Return the set as it was heard of last; None before the first time."""
+        return self._source.published
 
     @property
     def revision(self) -> int:
         """Return the revision of the set as it was heard of last; 0 if nothing was ever published."""
-        return 0 if self._source.published is None else self._source.published.revision
+        return self.known.revision
+
+    @property
+    def known(self) -> AdapterSet:
+        """Return what is published, as it was heard of last; nothing if nothing was heard of."""
+        return self._source.published or AdapterSet()
 
     def listed(self) -> list[ListedAdapter]:
         """Return every adapter by address: published ones, and those in models' folders."""
-        names = {(each.base, each.name) for each in (self._source.published or AdapterSet()).adapters}
+        names = {(each.base, each.name) for each in self.known.adapters}
         names |= {(base, each.name) for base, card in self._fleet.cards.items() for each in card.adapters}
+        names |= self.refused.keys()
         return [self.entry(*each) for each in sorted(names)]
 
     def entry(self, base: str, name: str) -> ListedAdapter:
         """Return one adapter as it is served now."""
-        published = (self._source.published or AdapterSet()).find(base, name)
+        published = self.known.find(base, name)
         card = self._fleet.cards[base].adapter(name) if base in self._fleet.cards else None
         version, path = (card.version, card.root) if card is not None else ("", "")
         if published is not None:
@@ -265,10 +240,13 @@ class Publishing:
             replicas=sum(each.is_usable for each in cards),
             ready_replicas=len(links),
             reason=next((each.reason for each in cards if each.reason is not None), None),
+            refused=self.refused.get((base, name)),
         )
 
-    async def _publish(self, name: str, path: str, by: Publisher, *, in_place: bool) -> PublishedAdapter:
-        """1. check name and folder; 2. digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
+    async def _publish(
+        self, name: str, path: str, by: Publisher, *, in_place: bool, canary: float | None, revision: int | None
+    ) -> PublishedAdapter:
+        """1. check name and place; 2. fetch, digest; 3. stage on every ready replica; 4. keep; 5. apply everywhere."""
         base, adapter = self._named(name, by)
         if not ADAPTER_NAME.fullmatch(adapter):
             must = f"be base:adapter, the adapter's name matching {ADAPTER_NAME.pattern}"
@@ -276,22 +254,32 @@ class Publishing:
         links = self._fleet.links_of(base)
         if not links:
             raise self._fleet.not_ready(base)
-        folder, root = self._folder(path, links, by)
-        change = replace(self._change("publish", base, adapter, by), path=str(folder), in_place=in_place)
-        changed(self._heard(), change)  # refuses early a name that is taken
-        async with self._reading:
-            version = await asyncio.to_thread(_version, folder, root)
-        await self._stage(base, adapter, str(folder), version)
+        change = self._change("publish", base, adapter, by)
+        change = replace(change, in_place=in_place, share=canary, revision=revision)
+        with closing(PublishedFiles()) as files:  # what was fetched stays until replicas have it
+            if is_address(path):
+                change = replace(change, path=str(self._address(path, by)))
+                read = partial(files.fetch, change.path)
+            else:
+                folder, root = self._folder(path, links, by)
+                change = replace(change, path=str(folder))
+                read = partial(_version, folder, root)
+            changed(self._heard(), change)  # refuses early what will be refused
+            async with self._reading:
+                version = await asyncio.to_thread(read)
+            await self._stage(base, adapter, change.path, version)
         return _found(await self._carry_out(replace(change, version=version)), change)
 
     async def _roll_back(self, change: Change) -> PublishedAdapter:
         before = _found(changed(self._heard(), change), change)  # refuses early
-        await self._stage(before.base, before.name, before.path, before.version)
+        current = self.known.find(before.base, before.name)
+        if current is None or current.version != before.version:
+            await self._stage(before.base, before.name, before.path, before.version)
         return _found(await self._carry_out(change), change)
 
     def _named(self, name: str, by: Publisher) -> tuple[str, str]:
         """Return base and adapter of an address. Raises ModelNotFound, InvalidRequest, Forbidden."""
-        published = self._source.published or AdapterSet()
+        published = self.known
         served = {*self._fleet.cards, *self._fleet.loading, *self._fleet.failed}
         bases = served | {each.base for each in published.adapters}
         base = max((each for each in bases if name.startswith(f"{each}:")), key=len, default=None)
@@ -307,13 +295,31 @@ class Publishing:
             raise ModelNotFound.refusing(NAME, must=must, found=shown(name))
         return base, adapter
 
+    def _address(self, path: str, by: Publisher) -> AdapterSource:
+        """Return the address that is meant. Raises InvalidRequest for a malformed one, Forbidden for any not listed."""
+        try:
+            source = parse_source(path)
+        except CatalogError as error:  # the address itself may have a secret
+            raise InvalidRequest.refusing(
+                PATH, must="be a folder or a plain address", found=f"another: {error}"
+            ) from None
+        roots = sorted(filter(is_address, self.roots))
+        if not any(parse_source(root).covers(source) for root in roots):
+            must = "lie below an address in `adapter_roots` of the router"
+            allowed = f"Allowed are {', '.join(roots) or 'none yet'}." if by.rights.allow_everything else ""
+            raise Forbidden.refusing(PATH, must=must, found=str(source), remedy=allowed)
+        return source
+
     def _folder(self, path: str, links: Sequence[ReplicaLink], by: Publisher) -> tuple[Path, Path]:
         """Return the folder that is meant, without links, and the root that it is below.
 
         Raises Forbidden alike for what is not there and for what is elsewhere: nobody learns of other files, and only
         the operator of the roots.
         """
-        roots = {*self.roots, *(link.card.model.adapters_root for link in links)} - {""}
+        roots = {
+            *(each for each in self.roots if not is_address(each)),
+            *(link.card.model.adapters_root for link in links),
+        } - {""}
         refusal = Forbidden.refusing(
             PATH,
             must="be a folder below `adapters` of the model or `adapter_roots` of the router",
@@ -365,9 +371,8 @@ class Publishing:
     async def _carry_out(self, change: Change) -> AdapterSet:
         """Keep a change, and wait until every ready replica has applied it and every router has heard of it."""
         after = await self._source.change_adapters(change)
-        if change.action != "withdraw":
-            version = _found(after, change).version[:12]
-            logger.info("adapter %s: %s of version %s by %s", change.address, change.action, version, change.by)
+        version = (change.version or _version_in(after, change))[:12]
+        logger.info("%s %s %s by %s: %s", change.action, change.address, version, change.by, change.reason or "asked")
         self.refresh()
         try:
             async with asyncio.timeout(self._applying_s):
@@ -451,6 +456,11 @@ def _version(folder: Path, root: Path) -> str:
         reason = error if isinstance(error, CatalogError) else f"its files cannot be read ({error.strerror})"
         must = "be the folder of an adapter as PEFT saves it"
         raise InvalidRequest.refusing(PATH, must=must, found=f"one that is refused: {reason}") from None
+
+
+def _version_in(published: AdapterSet, change: Change) -> str:
+    found = published.find(change.base, change.name)
+    return "" if found is None else found.version
 
 
 def _found(published: AdapterSet, change: Change) -> PublishedAdapter:

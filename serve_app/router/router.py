@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from secrets import token_hex
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
 from serve_app.catalog.aliases import Order, Weights, heaviest_first
-from serve_app.catalog.resolve import Catalog
+from serve_app.catalog.resolve import Catalog, Draw
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
 from serve_app.core.ledger import Prices
@@ -27,8 +28,10 @@ from serve_app.router.fleet import ASLEEP, Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.shadow import Shadows
+from serve_app.router.stats import TokenIds
 from serve_app.router.variants import in_order, share_of
 from serve_app.router.waking import Answer, Waker
 
@@ -56,6 +59,7 @@ class Router:
     tenant:    who asks, and so what there is to be asked for
     accounting: where limits are kept and requests written down; None is nowhere
     waker:     what wakes models that were scaled to zero; None wakes none
+    rollouts:  what compares canaries with the versions beside them; None compares none
     shadows:   what computes requests besides, unseen
     """
 
@@ -68,17 +72,19 @@ class Router:
         tenant: Tenant = LOCAL.tenant,
         accounting: Accounting | None = None,
         waker: Waker | None = None,
+        rollouts: Rollouts | None = None,
         shadows: Shadows | None = None,
     ) -> None:
         self._waker = waker or Waker(fleet)
         self.accounting = accounting
+        self.rollouts = rollouts
         self.fleet = fleet
         self.view = fleet.seen_with(tenant.rights)
         self._tenant = tenant
         self._share = tenant.share
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
-        self._shadows = shadows or Shadows(fleet, self.admission)
+        self.shadows = shadows or Shadows(fleet, self.admission)
 
     def enter(self) -> Ticket:
         """A place for one of the tenant's requests. Raises as `Admission.enter`."""
@@ -113,14 +119,17 @@ class Router:
         """
         response_id = new_response_id(request.id_prefix)
         requests = self.lowered(request, response_id, client_request_id=request_id)
+        if is_scored := self.rollouts is not None and self.rollouts.wants(requests):
+            requests = tuple(replace(each, reports_prompt_ids=True) for each in requests)
         settings = self._config.run
         run = Run(
             requests,
             response_id,
             fleet=self.fleet,
             settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
-            holds_back=not request.stream,
         )
+        if is_scored:
+            run.stats.token_ids = TokenIds()
         if ticket is not None:
             sizes: Counter[str] = Counter()
             for each in requests:
@@ -149,7 +158,7 @@ class Router:
         for address, percent in () if alias is None else alias.shadow.items():
             if 100 * share_of("shadow", name, address, run.response_id) < percent:
                 lowered = partial(self._lowered_for, request.model_copy(update={"model": address}), request_id)
-                self._shadows.begin(address, lowered, request_id=request_id, settings=self._config.run)
+                self.shadows.begin(address, lowered, request_id=request_id, settings=self._config.run)
 
     def _lowered_for(
         self, request: CompletionRequest, client_request_id: str, response_id: str
@@ -167,7 +176,8 @@ class Router:
             tenant=tenant,
             accounting=self.accounting,
             waker=self._waker,
-            shadows=self._shadows,
+            rollouts=self.rollouts,
+            shadows=self.shadows,
         )
 
     def check_lengths(self, run: Run) -> None:
@@ -280,18 +290,22 @@ class Router:
     def _resolver(self, request: CompletionRequest, request_id: str) -> Resolve:
         """Return what finds models for this request: of an alias with weights the same for all of its parts.
 
-        The tenant's `user` gets the same target again; a request that names none is drawn for by itself.
+        The tenant's `user` gets the same target and version again; a request that names none is drawn for by itself.
         """
-        words = ("user", request.user) if request.user else ("request", request_id)
-        tenant = self._tenant.name
+        tenant = self._tenant.own
+        words = (tenant, "user", request.user) if request.user else (tenant, "request", request_id)
+        alone = "" if words[-1] else token_hex(8)
 
-        def drawn(alias: str, weights: Weights) -> list[str]:
-            return in_order(weights, alias, tenant, *words) if words[1] else heaviest_first(alias, weights)
+        def ordered(alias: str, weights: Weights) -> list[str]:
+            return in_order(weights, alias, *words) if words[-1] else heaviest_first(alias, weights)
+
+        def drawn(address: str) -> float:
+            return share_of("canary", address, *words, alone)
 
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
-        return partial(self._resolve, takes_any=takes_any, order=drawn)
+        return partial(self._resolve, takes_any=takes_any, order=ordered, draw=drawn)
 
-    def _resolve(self, wanted: Wanted, *, takes_any: bool, order: Order) -> ModelRef:
+    def _resolve(self, wanted: Wanted, *, takes_any: bool, order: Order, draw: Draw) -> ModelRef:
         return self.view.resolve(
             wanted.model,
             lora_path=wanted.adapter,
@@ -299,6 +313,7 @@ class Router:
             param=wanted.param,
             lora_param=wanted.adapter_param,
             order=order,
+            draw=draw,
         )
 
     def _is_ready(self, name: str) -> bool:

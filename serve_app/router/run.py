@@ -6,17 +6,19 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
-from serve_app.core.bounded import PositiveFloat, PositiveInt
+from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
 from serve_app.core.delta import Delta
 from serve_app.core.errors import (
     AdapterNotFound,
     AdapterUnusable,
     DeadlineExceeded,
     EngineFailed,
+    ModelLoading,
+    ReplicaLeaves,
     ReplicaLost,
     ServeError,
 )
@@ -25,6 +27,7 @@ from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import ALL_LOST, Fleet
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Guess
+from serve_app.router.progress import Progress
 from serve_app.router.stats import RunStats
 
 Key = TypeVar("Key", bound=Hashable)
@@ -32,14 +35,18 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What one request may take of time and of patience with its reader.
+    """What one request may take of time, of replicas, and of patience with its reader.
 
     timeout_s:          how long one request may take in all
+    max_placements:     replicas that a prompt is given to before its loss is the client's; planned moves do not count
+    max_pause_s:        how long a prompt whose replica was lost waits for another one, seconds
     max_pending_events: events of a stream that wait for a slow client, or four steps of every choice if that is more
     slow_reader:        what happens beyond that: `pause` has the engine wait, `abort` ends the stream with an error
     """
 
     timeout_s: PositiveFloat = 600.0
+    max_placements: PositiveInt = 3
+    max_pause_s: Amount = 60.0
     max_pending_events: PositiveInt = 1024
     slow_reader: Literal["pause", "abort"] = "pause"
 
@@ -51,8 +58,7 @@ class Run:
     comes and otherwise ends when every choice has ended. Leaving aborts what has not ended: it never waits, so a
     cancellation cannot skip it.
 
-    A prompt whose replica is lost is given to another one as long as nothing of it was taken. Where `holds_back`,
-    events are kept until their prompt is complete, so that this is always the case.
+    A prompt whose replica is lost goes on at another one, where it stopped.
 
     is_refused: by a replica
     """
@@ -64,21 +70,21 @@ class Run:
         *,
         fleet: Fleet,
         settings: RunSettings | None = None,
-        holds_back: bool = False,
     ) -> None:
         self.response_id = response_id
         self.requests = tuple(requests)
         self.stats = RunStats()
         self._fleet = fleet
         self._settings = settings or RunSettings()
-        self._holds_back = holds_back
+        self._progress = [Progress(request) for request in self.requests]
         self._attempts: dict[str, Attempt] = {}  # those that run, by the id of their request
         self._homeless: list[Homeless] = []
         self._lost: set[ReplicaLink] = set()
         self._failed: set[ReplicaLink] = set()
         self._num_unended = sum(request.n for request in requests)
         max_pending = max(self._settings.max_pending_events, 4 * self._num_unended)
-        self._inbox = Inbox(None if holds_back else max_pending, on_full=self._pause, on_slack=self._resume)
+        is_read_whole = all(request.is_read_whole for request in self.requests)
+        self._inbox = Inbox(None if is_read_whole else max_pending, on_full=self._pause, on_slack=self._resume)
         self._num_submissions = 0
         self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -142,9 +148,6 @@ class Run:
         arrival = await self._inbox.take()
         if isinstance(arrival, ServeError):
             raise arrival
-        attempt = self._attempts.get(arrival.delta.request_id)
-        if attempt is not None:
-            attempt.has_shown = True
         self._num_unended -= arrival.delta.finish is not None
         return arrival
 
@@ -168,11 +171,24 @@ class Run:
         try:
             for link, share in self._place(homeless).items():
                 self._submit(link, share)
+        except ModelLoading as error:
+            self._wait_or_fail(homeless, error)
         except ServeError as error:
             self.fail(error)
 
+    def _wait_or_fail(self, homeless: Sequence[Homeless], error: ModelLoading) -> None:
+        """Wait for another replica where something was told already; else the client is told to come again."""
+        earliest = time.monotonic() - self._settings.max_pause_s
+        since = [each.since for each in homeless if each.since is not None and self._progress[each.part].has_begun]
+        if len(since) < len(homeless) or min(since) <= earliest:
+            self.fail(error)
+            return
+        if not self._homeless:
+            asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._settle)
+        self._homeless += homeless
+
     def _submit(self, link: ReplicaLink, share: Sequence[tuple[Homeless, Guess]]) -> None:
-        attempts = [each.on(link, self.response_id) for each, _ in share]
+        attempts = [each.on(link, self.response_id, self._progress[each.part]) for each, _ in share]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
         self.stats.place([attempt.part for attempt in attempts], link.replica_id)
         self._num_submissions += 1
@@ -203,22 +219,17 @@ class Run:
         if delta.error is not None:
             self._lose(attempt, self.told([attempt.request.model], delta.error))
             return
-        index = attempt.part * attempt.request.n + delta.sample
-        num_tokens = self.stats.note(delta, part=attempt.part, index=index)
-        event = Event(index=index, part=attempt.part, delta=delta, completion_tokens=num_tokens)
         attempt.num_unfinished -= delta.finish is not None
         if not attempt.num_unfinished:
             del self._attempts[delta.request_id]
-        self._hand_on(attempt, event)
-
-    def _hand_on(self, attempt: Attempt, event: Event) -> None:
-        if not self._holds_back:
-            self._inbox.put(event)
+        if (news := self._progress[attempt.part].take(delta)) is None:
             return
-        attempt.held.append(event)
-        if not attempt.num_unfinished:
-            for held in attempt.held:
-                self._inbox.put(held)
+        if attempt.lost_at is not None:
+            self.stats.note_pause(attempt.part, attempt.lost_at)
+            attempt.lost_at = None
+        index = attempt.part * attempt.request.n + delta.sample
+        num_tokens = self.stats.note(news, part=attempt.part, index=index)
+        self._inbox.put(Event(index=index, part=attempt.part, delta=news, completion_tokens=num_tokens))
 
     def told(self, about: Iterable[ModelRef], error: ServeError) -> ServeError:
         """The error with the model that it is about, where the run has several."""
@@ -229,35 +240,38 @@ class Run:
         return error.about(found.base if models else found.name)
 
     def _lose(self, attempt: Attempt, error: ServeError) -> None:
-        """An attempt has failed: have it repeated where nothing was shown of it, or else tell the client."""
+        """An attempt has failed: have another replica go on with it, or else tell the client."""
         request = attempt.request
         if self._has_left or self._attempts.pop(request.request_id, None) is None:
             return
         if not isinstance(error, ReplicaLost):
             attempt.link.abort([request.request_id])  # its other sequences may still run
-        if not attempt.may_be_repeated(error):
+        if not attempt.may_go_on(error, self._settings.max_placements):
             self.fail(error)
             return
         (self._lost if isinstance(error, ReplicaLost) else self._failed).add(attempt.link)
-        self._inbox.drop(attempt.part)
-        self.stats.drop(attempt.part)
+        self.stats.note_move(attempt.part)
         if not self._homeless:
             asyncio.get_running_loop().call_soon(self._settle)  # by then all that were lost with it are known
-        self._homeless.append(Homeless.after(attempt, error))
+        has_begun = self._progress[attempt.part].has_begun
+        self._homeless.append(Homeless.after(attempt, error, has_begun=has_begun))
 
     def _place(self, homeless: Sequence[Homeless]) -> dict[ReplicaLink, list[tuple[Homeless, Guess]]]:
         """Each prompt on a replica that serves its model. Nothing waits between choosing and submitting."""
         shares: dict[ReplicaLink, list[tuple[Homeless, Guess]]] = {}
-        links = {model: self._links_for(model) for model in {each.request.model for each in homeless}}
+        links = {kind: self._links_for(*kind) for kind in {each.kind for each in homeless}}
         choices = self._fleet.placement.begin()
         for each in homeless:
-            link, guess = choices.choose(each.request, links[each.request.model])
+            link, guess = choices.choose(each.request, links[each.kind])
             shares.setdefault(link, []).append((each, guess))
         return shares
 
-    def _links_for(self, model: ModelRef) -> list[ReplicaLink]:
-        """Replicas that have not failed this run. An engine that failed is asked again where it is the only one."""
-        links = [link for link in self._fleet.links_for(model) if link not in self._lost]
+    def _links_for(self, model: ModelRef, numerics: str) -> list[ReplicaLink]:
+        """Replicas that have not failed this run. An engine that failed is asked again where it is the only one.
+
+        numerics: of the replica that began, where another has to go on; "" is any
+        """
+        links = [link for link in self._fleet.links_for(model, numerics) if link not in self._lost]
         if not links:
             raise self._fleet.not_ready(model.name, ALL_LOST)
         return [link for link in links if link not in self._failed] or links
@@ -376,20 +390,14 @@ class Inbox:
         self._slacken()
         return entry
 
-    def drop(self, part: int) -> None:
-        """Throw away the events of a part of the request."""
-        kept = [each for each in self._entries if isinstance(each, ServeError) or each.part != part]
-        self._entries = deque(kept)
-        self._slacken()
-
     def _slacken(self) -> None:
         if self._is_full and self._max_pending is not None and 2 * len(self._entries) <= self._max_pending:
             self._is_full = False
             self._on_slack()
 
 
-MAX_PLACEMENTS = 3
-"""Replicas that a prompt is given to before its loss is the client's."""
+LOOK_AGAIN_S = 0.05
+"""How often a prompt that waits for a replica looks for one."""
 MAX_FAILURES = 1
 """Failures that a prompt survives: one that fails again is likely at fault itself."""
 FAILURES = EngineFailed, AdapterNotFound, AdapterUnusable
@@ -402,55 +410,75 @@ class Attempt:
 
     request:   with an id that no other attempt has, so that nothing which comes late is taken for news
     part:      which of the run's requests it is of
-    number:    from 1;  num_failures: in the attempts before, losses of replicas left out
-    held:      events kept back until the prompt is complete
-    has_shown: whether the reader has taken any of its events; then it cannot be made again
+    number:    from 1;  num_losses, num_failures: in the attempts before; planned moves are neither
+    lost_at:   when the attempt before was lost, until something new comes, by the monotonic clock, seconds
     """
 
     request: GenerationRequest
     link: ReplicaLink
     part: int
     number: int
+    num_losses: int = 0
     num_failures: int = 0
     num_unfinished: int = 0
-    has_shown: bool = False
-    held: list[Event] = field(default_factory=list)
+    lost_at: float | None = None
 
-    def may_be_repeated(self, error: ServeError) -> bool:
+    def may_go_on(self, error: ServeError, max_placements: int) -> bool:
         """Whether the client need not be told of this error."""
-        if self.has_shown or self.number >= MAX_PLACEMENTS or not isinstance(error, FAILURES):
+        if isinstance(error, ReplicaLeaves):
+            return True
+        if self.num_losses + self.num_failures + 1 >= max_placements or not isinstance(error, FAILURES):
             return False
         return isinstance(error, ReplicaLost) or self.num_failures < MAX_FAILURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homeless:
-    """A prompt that is to be given to a replica, with what the attempts before came to."""
+    """A prompt that is to be given to a replica, with what the attempts before came to.
+
+    numerics: of the replica that had it
+    since:    when the first attempt was lost since which nothing new came, by the monotonic clock, seconds
+    """
 
     request: GenerationRequest
     part: int
     number: int = 1
+    num_losses: int = 0
     num_failures: int = 0
+    numerics: str = ""
+    since: float | None = None
 
     @classmethod
-    def after(cls, attempt: Attempt, error: ServeError) -> Homeless:
+    def after(cls, attempt: Attempt, error: ServeError, *, has_begun: bool) -> Homeless:
         """What is left when an attempt was lost to this error."""
+        is_loss = isinstance(error, ReplicaLost)
         return cls(
             request=attempt.request,
             part=attempt.part,
             number=attempt.number + 1,
-            num_failures=attempt.num_failures + (not isinstance(error, ReplicaLost)),
+            num_losses=attempt.num_losses + (is_loss and not isinstance(error, ReplicaLeaves)),
+            num_failures=attempt.num_failures + (not is_loss),
+            numerics=attempt.link.card.model.numerics if has_begun else "",
+            since=time.monotonic() if attempt.lost_at is None else attempt.lost_at,
         )
 
-    def on(self, link: ReplicaLink, response_id: str) -> Attempt:
-        """The next attempt. The first one is named by the part alone."""
+    @property
+    def kind(self) -> tuple[ModelRef, str]:
+        """What the replicas that can take it have."""
+        return self.request.model, self.numerics
+
+    def on(self, link: ReplicaLink, response_id: str, progress: Progress) -> Attempt:
+        """The next attempt, from where the completions are. The first one is named by the part alone."""
         name = f"{response_id}/{self.part}"
         request_id = name if self.number == 1 else f"{name}/{self.number}"
+        request = progress.go_on(replace(self.request, request_id=request_id))
         return Attempt(
-            request=replace(self.request, request_id=request_id),
+            request=request,
             link=link,
             part=self.part,
             number=self.number,
+            num_losses=self.num_losses,
             num_failures=self.num_failures,
-            num_unfinished=self.request.n,
+            num_unfinished=len(request.samples),
+            lost_at=self.since,
         )

@@ -17,9 +17,10 @@ from serve_app.core.request import GenerationRequest
 
 @dataclass(slots=True)
 class PromptStats:
-    """One prompt for one model, as far as its present attempt goes.
+    """One prompt for one model, whatever replicas computed it.
 
     completion_tokens: by choice; num_completion_tokens: of all of them
+    pauses: in which another replica was found and caught up, seconds on the monotonic clock
     predicted, engine_ns: of those choices that have ended, see `Usage` and `Finish`
     """
 
@@ -29,21 +30,24 @@ class PromptStats:
     completion_tokens: dict[int, int] = field(default_factory=dict)
     num_completion_tokens: int = 0
     finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
+    pauses: list[tuple[float, float]] = field(default_factory=list)
     predicted: tuple[int, int] | None = None
     engine_ns: int = 0
 
 
 class RunStats:
-    """Fed by the run alone, with every delta when it comes. A lost attempt leaves only what it had computed.
+    """Fed by the run alone, with every delta when it comes.
 
     entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
-    num_generated: tokens computed, those of lost attempts and of completions that never ended included
-    num_moves:     attempts that were lost and made again elsewhere
+    num_generated: tokens computed, those of completions that never ended included
+    num_moves:     attempts that were lost, and went on elsewhere
     excerpts:      of those texts that its tenant has logged; None where none are
+    token_ids:     of prompt and completion, for a request that is scored; None where they are not wanted
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.excerpts: Excerpts | None = None
+        self.token_ids: TokenIds | None = None
         self._clock = clock
         self._prompts: dict[int, PromptStats] = {}
         self._num_generated: Counter[int] = Counter()
@@ -182,6 +186,8 @@ class RunStats:
         self._num_generated[part] += len(delta.token_ids)
         if self.excerpts is not None:
             self.excerpts.note(delta.text, part=part, index=index)
+        if self.token_ids is not None:
+            self.token_ids.note(delta)
         if delta.prompt is not None:
             prompt.report = delta.prompt
         before = prompt.completion_tokens.get(index, 0)
@@ -194,13 +200,18 @@ class RunStats:
             prompt.predicted = _added([prompt.predicted, delta.finish.predicted])
         return now
 
-    def drop(self, part: int) -> None:
-        """Forget the attempt at a part, which is made again; its tokens were computed none the less."""
-        self._usage = None
-        self._prompts.pop(part, None)
+    def note_move(self, part: int) -> None:
+        """Note that a part was lost, and is given to another replica."""
         self._num_moves[part] += 1
-        if self.excerpts is not None:
-            self.excerpts.drop(part)
+
+    def note_pause(self, part: int, lost_at: float) -> None:
+        """Note that something new of a part has come, for the first time since it was lost."""
+        self._prompts.setdefault(part, PromptStats()).pauses.append((lost_at, self._clock()))
+
+    @property
+    def pauses_s(self) -> list[float]:
+        """Of each move, seconds until something new came."""
+        return [ended - begun for prompt in self._prompts.values() for begun, ended in prompt.pauses]
 
     @property
     def _reports(self) -> list[PromptReport]:
@@ -211,6 +222,25 @@ def _added(counts: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
     """Of those that are known; None where none is."""
     known = [each for each in counts if each is not None]
     return (sum(each[0] for each in known), sum(each[1] for each in known)) if known else None
+
+
+MAX_DRAWN = 256
+"""Tokens of a completion that are kept to be scored, the first ones."""
+
+
+class TokenIds:
+    """The token ids of one prompt with one completion, until it is over."""
+
+    def __init__(self) -> None:
+        self.prompt: tuple[int, ...] = ()
+        self.drawn: tuple[int, ...] = ()
+
+    def note(self, delta: Delta) -> None:
+        """Keep what a delta brings."""
+        if delta.prompt is not None:
+            self.prompt = delta.prompt.token_ids or ()
+        if len(self.drawn) < MAX_DRAWN:
+            self.drawn = (*self.drawn, *delta.token_ids)[:MAX_DRAWN]
 
 
 MAX_CHARS = 1000
@@ -241,10 +271,6 @@ class Excerpts:
         """More of a completion."""
         if index in self._completions.get(part, ()) or sum(map(len, self._completions.values())) < MAX_TEXTS:
             self._completions.setdefault(part, {}).setdefault(index, _Text()).add(text)
-
-    def drop(self, part: int) -> None:
-        """Its completions are made anew."""
-        self._completions.pop(part, None)
 
     def facts(self) -> dict[str, object]:
         """The texts, keys in them hidden, each with its length in characters."""

@@ -6,15 +6,16 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
-from serve_app.core.adapters import AdapterSet, PublishedAdapter
-from serve_app.core.errors import AdapterNotFound, InvalidRequest
+from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
+from serve_app.core.errors import AdapterNotFound, InvalidRequest, Unavailable
 from serve_app.tenants.errors import StoreUnavailable
 
 DEFAULT_FILE = "serve_app.adapters.json"
@@ -25,19 +26,23 @@ MAX_PUBLISHED = 10_000
 MAX_WITHDRAWN = 10_000
 """Names that are remembered as withdrawn; the oldest are forgotten first."""
 
-Action = Literal["publish", "withdraw", "roll back"]
+Action = Literal["publish", "withdraw", "roll back", "widen"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One change of what is published.
 
-    version, path: of what is published
+    version, path: of what is published; for a canary that is widened or rolled back, its version
+    share:    of the requests that a canary gets from now on, 1 is all; None publishes no canary
+    tried:    the share that a canary which is widened must have; else another router has widened it already
+    reason:   why the service changes it by itself, in words; "" for what somebody asked for
     served:   version and folder that the name meant, where it is served without having been published
     in_place: whether what the name means may be replaced
     by, at:   the tenant, or "operator", and Unix seconds
     actor:    the id of the key that asks; "" where none was asked for
     seen:     the highest revision that any replica has applied; the new one is higher
+    revision: of the set that the change was decided on, if it is to fail on any other one
     """
 
     action: Action
@@ -45,12 +50,16 @@ class Change:
     name: str
     version: str = ""
     path: str = ""
+    share: float | None = None
+    tried: float | None = None
+    reason: str = ""
     served: tuple[str, str] | None = None
     in_place: bool = False
     by: str = "operator"
     actor: str = ""
     at: float = 0.0
     seen: int = 0
+    revision: int | None = None
 
     @property
     def address(self) -> str:
@@ -60,8 +69,10 @@ class Change:
 def changed(published: AdapterSet, change: Change) -> AdapterSet:
     """Return the set after a change, at a new revision; the same set if nothing differs.
 
-    Raises InvalidRequest, and AdapterNotFound where the name means nothing.
+    Raises InvalidRequest, AdapterNotFound where the name means nothing, Unavailable if another change came first.
     """
+    if change.revision not in {None, published.revision}:
+        raise Unavailable("Something else was published meanwhile; retry.", None, {"retry_after_s": 1})
     current = published.find(change.base, change.name)
     others = tuple(each for each in published.adapters if each is not current)
     key = (change.base, change.name)
@@ -70,7 +81,7 @@ def changed(published: AdapterSet, change: Change) -> AdapterSet:
         if current is None and change.served is None:
             raise _not_found(change)
         return _next(published, change, others, (*withdrawn, key)[-MAX_WITHDRAWN:])
-    new = _published(current, change) if change.action == "publish" else _rolled_back(current, change)
+    new = _ways[change.action](current, change)
     if new == current:
         return published
     if len(others) >= MAX_PUBLISHED:
@@ -80,6 +91,9 @@ def changed(published: AdapterSet, change: Change) -> AdapterSet:
 
 
 def _published(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+    """Return the adapter in the version of the change; a canary that runs has ended."""
+    if change.share is not None:
+        return _tried(current, change, share=change.share)
     meant = change.served if current is None else (current.version, current.path)
     if meant is not None and not change.in_place:
         raise InvalidRequest.refusing(
@@ -89,17 +103,61 @@ def _published(current: PublishedAdapter | None, change: Change) -> PublishedAda
             remedy='To replace what it means, send "load_inplace": true.',
         )
     if current is not None and current.version == change.version:
-        return replace(current, path=change.path)
+        return replace(current, path=change.path, canary=None)
     return _as_published(change, (change.version, change.path), meant)
 
 
-def _rolled_back(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+def _tried(current: PublishedAdapter | None, change: Change, *, share: float) -> PublishedAdapter:
+    """Return the adapter with a canary, or with another share for the canary that it has."""
+    if current is None and change.served is not None:
+        current = _as_published(change, change.served, None)
+    if current is None or current.version == change.version:
+        found = "a name that is not served yet" if current is None else "the version that the name means already"
+        raise InvalidRequest.refusing("canary", must="be absent for what cannot be compared", found=found)
+    if current.path == change.path:
+        must = "be another folder than that of the version that is served"
+        raise InvalidRequest.refusing("lora_path", must=must, found="that one")
+    if current.canary is not None and current.canary.version != change.version:
+        raise InvalidRequest.refusing(
+            "canary",
+            must="wait until the canary of the name has ended",
+            found=f"one, of version {current.canary.version[:12]}",
+            remedy="Roll it back, or publish in place.",
+        )
+    canary = Canary(version=change.version, path=change.path, share=share, since=change.at, by=change.by)
+    return replace(current, canary=canary)
+
+
+def _widened(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+    """Return the adapter with a larger share for its canary; with all of it, the canary is what the name means."""
     if current is None:
         raise _not_found(change)
+    canary, share = current.canary, change.share
+    if canary is None or share is None or (canary.version, canary.share) != (change.version, change.tried):
+        return current  # it has ended, or another router was first
+    if share >= 1:
+        ended = replace(change, by=canary.by)
+        return _as_published(ended, (canary.version, canary.path), (current.version, current.path))
+    return replace(current, canary=replace(canary, share=share, since=change.at))
+
+
+def _rolled_back(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+    """Return the adapter without its canary; if it has none, in the version that it had before."""
+    if current is None:
+        raise _not_found(change)
+    if change.version and (current.canary is None or current.canary.version != change.version):
+        return current  # it has ended
+    if current.canary is not None:
+        return replace(current, canary=None)
     if current.previous is None:
         must = "name an adapter that meant another version before"
         raise InvalidRequest.refusing("lora_name", must=must, found=f"'{change.address}', which has one version only")
     return _as_published(change, current.previous, (current.version, current.path))
+
+
+_ways: Mapping[str, Callable[[PublishedAdapter | None, Change], PublishedAdapter]] = MappingProxyType(
+    {"publish": _published, "roll back": _rolled_back, "widen": _widened}
+)
 
 
 def _as_published(change: Change, new: tuple[str, str], before: tuple[str, str] | None) -> PublishedAdapter:
@@ -217,12 +275,18 @@ def _read(content: Any) -> AdapterSet:
     """Return the set that was written. Raises ValueError, TypeError, KeyError for anything else."""
     if content["form"] != FORM:
         raise ValueError(f"it has form {str(content['form'])[:20]!r}; this version reads {FORM}")
-    adapters = tuple(
-        PublishedAdapter(**{**each, "previous": None if each["previous"] is None else _pair(each["previous"])})
-        for each in content["adapters"]
-    )
+    adapters = tuple(map(_adapter, content["adapters"]))
     withdrawn = tuple(map(_pair, content["withdrawn"]))
     return AdapterSet(revision=int(content["revision"]), adapters=adapters, withdrawn=withdrawn)
+
+
+def _adapter(written: Any) -> PublishedAdapter:
+    previous, canary = written["previous"], written.get("canary")
+    read = {
+        "previous": None if previous is None else _pair(previous),
+        "canary": None if canary is None else Canary(**canary),
+    }
+    return PublishedAdapter(**{**written, **read})
 
 
 def _pair(written: Any) -> tuple[str, str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Engine, delete, insert, inspect, select, update
+from dataclasses import asdict
+
+from sqlalchemy import Connection, delete, insert, inspect, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
 from serve_app.tenants import tables
 from serve_app.tenants.errors import unavailable
 from serve_app.tenants.published import Change, changed
@@ -17,7 +19,7 @@ REVISION = "adapters"
 
 def published_in(store: TenantStore) -> AdapterSet:
     """Return the set as it is at one moment. A store that an earlier version made has none."""
-    if not _has_table(store.engine):
+    if not inspect(store.engine).has_table(tables.published.name):
         return AdapterSet()
     with store.engine.connect() as connection:
         return _read(connection)
@@ -29,7 +31,8 @@ def change_published(store: TenantStore, change: Change) -> AdapterSet:
     Raises as `changed`, and StoreUnavailable where the database fails.
     """
     try:
-        tables.published.create(store.engine, checkfirst=True)
+        for table in tables.OF_ADAPTERS:
+            table.create(store.engine, checkfirst=True)
         return _changed(store, change)
     except SQLAlchemyError as error:
         raise unavailable(error) from error
@@ -42,19 +45,21 @@ def _changed(store: TenantStore, change: Change) -> AdapterSet:
         if after is not before:
             _write(connection, before, after, at=change.at)
             author = Author(name=change.actor or change.by, at=change.at)
-            told = {"version": change.version, "path": change.path} if change.action == "publish" else {}
+            said = {name: getattr(change, name) for name in ("version", "path", "share", "reason")}
+            told = {name: value for name, value in said.items() if value not in ("", None)}
             details = {"adapter": change.address, "by": change.by, "revision": after.revision, **told}
             note(connection, author, f"{change.action} adapter", change.address[: tables.MAX_NAME_CHARS], details)
     return after
 
 
-def _has_table(engine: Engine) -> bool:
-    return inspect(engine).has_table(tables.published.name)
-
-
 def _read(connection: Connection) -> AdapterSet:
     columns = tables.published.c
     rows = connection.execute(select(tables.published).order_by(columns.published_at, columns.base, columns.name)).all()
+    has_canaries = inspect(connection).has_table(tables.canaries.name)  # an earlier version made none
+    canaries = {
+        (row.base, row.name): Canary(version=row.version, path=row.path, share=row.share, since=row.since, by=row.by)
+        for row in (connection.execute(select(tables.canaries)) if has_canaries else ())
+    }
     adapters = tuple(
         PublishedAdapter(
             base=row.base,
@@ -64,6 +69,7 @@ def _read(connection: Connection) -> AdapterSet:
             previous=None if row.previous_version is None else (row.previous_version, row.previous_path),
             published_at=row.published_at,
             by=row.by,
+            canary=canaries.get((row.base, row.name)),
         )
         for row in sorted(rows, key=lambda row: (row.base, row.name))
         if row.version is not None
@@ -77,9 +83,16 @@ def _write(connection: Connection, before: AdapterSet, after: AdapterSet, *, at:
     kept = set(before.adapters) & set(after.adapters)
     kept_names = {(each.base, each.name) for each in kept} | (set(before.withdrawn) & set(after.withdrawn))
     gone = {(each.base, each.name) for each in before.adapters} | set(before.withdrawn)
-    columns = tables.published.c
-    for base, name in gone - kept_names:
-        connection.execute(delete(tables.published).where(columns.base == base, columns.name == name))
+    for table in tables.OF_ADAPTERS:
+        for base, name in gone - kept_names:
+            connection.execute(delete(table).where(table.c.base == base, table.c.name == name))
+    canaries = [
+        {"base": each.base, "name": each.name, **asdict(each.canary)}
+        for each in after.adapters
+        if each not in kept and each.canary is not None
+    ]
+    if canaries:
+        connection.execute(insert(tables.canaries), canaries)
     rows = [_row(each) for each in after.adapters if each not in kept]
     rows += [_tombstone(*each, at=at) for each in after.withdrawn if each not in kept_names]
     if rows:

@@ -87,6 +87,20 @@ published = Table(
 )
 """What the names of adapters mean. One without a version was withdrawn: it is not served from a folder either."""
 
+canaries = Table(
+    "adapter_canaries",
+    metadata,
+    Column("base", String(MAX_NAME_CHARS), primary_key=True),
+    Column("name", String(MAX_NAME_CHARS), primary_key=True),
+    Column("version", String(128), nullable=False),
+    Column("path", String(MAX_PATH_CHARS), nullable=False),
+    Column("share", Float, nullable=False),
+    Column("since", Float, nullable=False),
+    Column("by", String(MAX_NAME_CHARS), nullable=False),
+)
+"""Versions that are tried beside published ones."""
+OF_ADAPTERS = (published, canaries)
+
 REFUSED = "events are only added"
 ON_SQLITE = [
     f"CREATE TRIGGER events_{verb.lower()} BEFORE {verb} ON events BEGIN SELECT RAISE(ABORT, '{REFUSED}'); END"

@@ -220,7 +220,7 @@ def test_a_record_crosses_processes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None, suppress_health_check=UNCHECKED)
+@settings(max_examples=100, deadline=None, suppress_health_check=UNCHECKED)
 @given(place=st.integers(0, 400), byte=st.integers(0, 255), num_kept=st.none() | st.integers(0, 400))
 def test_no_damage_to_the_weights_raises(place: int, byte: int, num_kept: int | None, tmp_path: Path) -> None:
     folder = tmp_path / "damaged"
@@ -234,7 +234,7 @@ def test_no_damage_to_the_weights_raises(place: int, byte: int, num_kept: int | 
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=UNCHECKED)
+@settings(max_examples=60, deadline=None, suppress_health_check=UNCHECKED)
 @given(
     fields=st.dictionaries(
         st.sampled_from([*SOUND_CONFIG, "use_rslora", "init_lora_weights", "fan_in_fan_out"]),

@@ -111,6 +111,12 @@ def test_a_name_that_fits_nothing_is_refused_with_what_there_is(
     assert caught.value.param == "model"
 
 
+def test_a_model_whose_adapters_were_all_withdrawn_has_none_of_that_name() -> None:
+    catalog = Catalog([replace(model("bare"), adapters_revision=3)])
+    with pytest.raises(AdapterNotFound, match='an adapter of "bare", which has none; found "sql"'):
+        catalog.resolve("bare:sql")
+
+
 @pytest.mark.parametrize(
     ("name", "lora_path", "expected"),
     [
@@ -307,6 +313,43 @@ TALES = replace(
 def test_a_version_is_pinned_by_its_digest_or_by_what_only_it_begins_with(name: str, version: str) -> None:
     assert Catalog([TALES]).resolve(name) == ModelRef(base="demo", adapter="sql", version=version)
     assert Catalog([TALES]).resolve("demo", lora_path=name.rpartition(":")[2]).version == version
+
+
+TRIED = replace(TALES, adapters=(replace(adapter_of("sql", NEW), canary=(OLD, 0.25)), adapter_of("art", OTHER)))
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("demo:sql", OLD),
+        ("sql", OLD),
+        ("prod", OLD),
+        ("pinned", NEW),
+        (f"demo:sql@{NEW}", NEW),
+        (f"demo:sql@{OLD}", OLD),
+        ("demo:art", OTHER),
+    ],
+)
+def test_a_name_without_a_version_means_the_canary_if_it_is_drawn(name: str, version: str) -> None:
+    catalog = Catalog([TRIED], {"prod": "demo:sql", "pinned": f"demo:sql@{NEW}"})
+    drawn: list[str] = []
+
+    def draw(address: str) -> float:
+        drawn.append(address)
+        return 0.2
+
+    assert catalog.resolve(name, draw=draw).version == version
+    assert set(drawn) <= {"demo:sql"}
+    assert catalog.resolve(name, draw=lambda address: 0.25) == catalog.resolve(name)
+
+
+def test_a_canary_that_is_not_at_hand_is_not_drawn() -> None:
+    assert Catalog([replace(TRIED, staged=())]).resolve("demo:sql", draw=lambda address: 0.0).version == NEW
+
+
+def test_a_mix_means_no_canary() -> None:
+    mixture = "demo:sql*0.5+art*0.5"
+    assert Catalog([TRIED]).resolve(mixture, draw=lambda address: 0.0) == Catalog([TALES]).resolve(mixture)
 
 
 @pytest.mark.parametrize("version", ["a1b2c3d", "a1b2", "ffffffff", "0" * 32, ""])

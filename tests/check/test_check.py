@@ -236,3 +236,21 @@ def test_the_router_does_not_follow_the_work_of_models(report_of) -> None:  # ty
     is_sound, said = report_of(SOUND.replace("num_replicas: 1", f"autoscaling_config: {FOLLOWS % ''}"))
     assert not is_sound
     assert "Write `num_replicas: N` instead" in said
+
+
+def test_an_address_of_adapters_is_read_strictly_and_named_with_what_fetches_it(report_of) -> None:  # type: ignore[no-untyped-def]
+    def told(root: str) -> tuple[bool, str]:
+        deployment = f"- {{name: Router, user_config: {{adapter_roots: [{root!r}]}}}}"
+        found: tuple[bool, str] = report_of(
+            "applications:\n- name: router\n  route_prefix: /\n  import_path: serve_app.deployments.apps:router\n"
+            f"  args: {{}}\n  deployments:\n  {deployment}\n"
+        )
+        return found
+
+    is_sound, said = told("https://files.example.org/adapters")
+    assert is_sound, said
+    assert "note: " in said
+    assert "this machine can fetch https://" in said
+    is_sound, said = told("s3://key:secret@bucket/team")
+    assert not is_sound
+    assert "credentials" in said

@@ -14,6 +14,7 @@ from serve_app.catalog.adapters import read_records
 from serve_app.catalog.files import CatalogError
 from serve_app.check.document import Severity
 from serve_app.check.folders import check_model
+from serve_app.check.keys import refused_values, unknown_keys
 from serve_app.check.single import check_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
@@ -125,3 +126,20 @@ def test_what_is_no_folder_of_adapters_is_an_error_of_the_check_and_of_the_start
     with pytest.raises(CatalogError, match="`adapters` names") as refused:
         load_service(args, "r1")
     assert (finding.message, finding.severity) == (str(refused.value), Severity.ERROR)
+
+
+def test_a_watched_folder_is_explained_and_mistakes_in_it_are_named(tmp_path: Path) -> None:
+    (tmp_path / "adapters").mkdir()
+    written = {"name": "a", "path": "builtin:demo"}
+    watched = ModelArgs.model_validate({**written, "adapters": {"path": str(tmp_path / "adapters"), "watch": True}})
+    assert (watched.adapters_folder, watched.watches_adapters) == (tmp_path / "adapters", True)
+    told = [str(finding.message) for finding in check_model(watched, ("args",))]
+    assert any(message.startswith("is watched: while the service runs") for message in told)
+    found = {}
+    mistakes: tuple[object, ...] = ({"path": "x", "wach": True}, {"watch": True}, {"path": "x", "watch": "perhaps"}, 5)
+    for adapters in mistakes:
+        data = {**written, "adapters": adapters}
+        for each in (*unknown_keys(data, ModelArgs, ("args",)), *refused_values(data, ModelArgs, ("args",))):
+            found[".".join(map(str, each.path))] = each.message
+    assert found.keys() == {"args.adapters.wach", "args.adapters", "args.adapters.watch"}
+    assert "did you mean 'watch'?" in found["args.adapters.wach"]

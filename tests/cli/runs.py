@@ -17,7 +17,7 @@ from serve_app.cli.up import origin_of
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="what a process belongs to is told by /proc")
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def new_run(port: int = 1, file: str = "no file") -> str:

@@ -23,7 +23,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 TEMPLATE = "{{ messages }}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -38,6 +37,7 @@ from serve_app.tenants.keys import Key
 from serve_app.tenants.opening import Inspection, PepperState, inspect_store, open_store
 from serve_app.tenants.store import Author
 from tests.cli.runs import needs_proc
+from tests.ports import held_port
 
 PEPPER = "p" * 32
 AUDITED = json.dumps(
@@ -265,7 +265,7 @@ def test_what_could_not_be_seen_is_neither_sound_nor_ill() -> None:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a cluster file whose port nobody listens on, and a store with its pepper."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SERVE_APP_PEPPER", raising=False)
@@ -273,11 +273,9 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     content["applications"] = content["applications"][:1]
     content["applications"][0]["args"]["store"] = "sqlite:///kept.db"
     content["applications"][0]["deployments"][0]["user_config"]["auth"] = "keys"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        content["http_options"]["port"] = free.getsockname()[1]
-    Path("cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
-    return tmp_path
+    with held_port() as content["http_options"]["port"]:
+        Path("cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
+        yield tmp_path
 
 
 def make_store() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from serve_app.cli.bench import Answer, Load, quantile, report
 from serve_app.cli.complete import common_length
-from serve_app.cli.top import board, read_look
+from serve_app.cli.top import board, drawn, read_look
 
 BEFORE = """\
 # TYPE serve_app_replica_steps_total counter
@@ -30,6 +33,9 @@ serve_app_replica_flow_generated_tokens_total{router="r",model="demo",replica="a
 serve_app_prompt_tokens_total{router="r",model="demo"} 40
 serve_app_cached_tokens_total{router="r",model="demo"} 10
 serve_app_admission_predicted_wait_seconds{router="r",model="demo"} 2.5
+serve_app_model_replicas{router="r",model="demo",state="wanted"} 3
+serve_app_model_replicas{router="r",model="demo",state="starting"} 2
+serve_app_model_replicas{router="r",model="demo",state="draining"} 0
 """
 
 
@@ -41,6 +47,10 @@ def test_rates_are_of_the_time_between_two_looks() -> None:
     assert [(each.tenant, each.share) for each in seen.tenants] == [("acme", 0.75), ("all others", 0.25)]
     assert seen.tenants[0].generated_per_s == seen.generated_per_s == 25.0
     assert (seen.cached_share, seen.waits_s) == (0.25, {"demo": 2.5})
+    console = Console(file=StringIO(), width=120)
+    console.print(drawn(seen, "http://here"))
+    assert isinstance(console.file, StringIO)
+    assert "demo: 1 of 3 replicas, 2 starting\n" in console.file.getvalue().replace("  ", "")
 
 
 def test_two_looks_at_two_routers_have_no_gain_between_them() -> None:

@@ -76,7 +76,7 @@ def test_a_process_that_was_given_a_dead_ones_id_is_not_signalled() -> None:
         send(dead, signal.SIGKILL)
         assert bystander.poll() is None
         send(Process(pid=bystander.pid, program="python", command="it", run=None), signal.SIGKILL)
-        bystander.wait(20)
+        bystander.wait(60)
     finally:
         end(bystander)
 
@@ -88,7 +88,7 @@ def test_only_the_parent_that_is_meant_is_signalled() -> None:
         assert not send_to_parent(child, bystander.pid, signal.SIGKILL)
         assert bystander.poll() is None
         assert send_to_parent(child, parent.pid, signal.SIGKILL)
-        parent.wait(20)
+        parent.wait(60)
         assert not send_to_parent(child, parent.pid, signal.SIGKILL), "it has another parent now"
         os.kill(child.pid, signal.SIGKILL)
     finally:
@@ -110,7 +110,7 @@ def test_what_a_killed_parent_leaves_behind_is_ended_by_its_guard() -> None:
 
 def test_a_guard_of_a_run_that_is_over_ends_at_once() -> None:
     guard = start_guard(new_run(), grace_s=600)
-    guard.communicate(timeout=20)
+    guard.communicate(timeout=60)
     assert guard.returncode == 0
 
 

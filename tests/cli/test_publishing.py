@@ -49,6 +49,24 @@ def test_a_version_is_published_replaced_rolled_back_and_withdrawn(
         assert (outside.code, "Allowed are" in outside.err) == (Exit.REFUSED, True)
 
 
+def test_a_canary_is_published_listed_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = adapter_at(tmp_path, "one"), adapter_at(tmp_path, "two", b"v2")
+    with serving(adapters_root=str(tmp_path)) as served:
+        run = CommandLine(served.url, monkeypatch, capsys)
+        run("adapters", "publish", "demo:sql", first)
+        before = version_of(run, "demo:sql")
+        tried = run("adapters", "publish", "demo:sql", second, "--canary", "2.5%")
+        assert f"demo:sql is version {before}" in tried.out
+        assert "at 2.5% of requests (0 requests, 0 failed): `serve_app adapters rollback demo:sql` ends it" in tried.out
+        rows = [row.split("\t") for row in run("adapters", "versions").out.splitlines()]
+        assert [row[6].partition(" at ")[2] for row in rows] == ["", "", "2.5% of requests (0 requests, 0 failed)"]
+        refused = run("adapters", "publish", "demo:sql", second, "--canary", "200%")
+        assert (refused.code, "below 100%" in refused.err) == (Exit.REFUSED, True)
+        assert run("adapters", "rollback", "demo:sql", "--json").json["canary"] is None
+
+
 def test_a_tenants_key_publishes_by_the_route_that_it_may_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ def answering(answer: bytes) -> Iterator[Strange]:
         thread.start()
         yield strange
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(60)
 
 
 def head(status: str, *lines: str) -> bytes:

@@ -55,7 +55,7 @@ def answering(answer: bytes | Answer) -> Iterator[str]:
         worker.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         listener.shutdown(socket.SHUT_RDWR)
-    worker.join(20)
+    worker.join(60)
 
 
 def _read(connection: socket.socket) -> bytes:

@@ -14,6 +14,7 @@ from serve_app.cli import main
 from serve_app.cli.address import Address, address_of
 from serve_app.cli.screen import Exit
 from tests.cli.runs import end, needs_proc, new_run, start
+from tests.ports import held_port
 
 LISTEN = """
 import socket
@@ -23,11 +24,8 @@ listener = socket.create_server(("127.0.0.1", {port}))
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """One that nobody listens on; it is held meanwhile, so that the kernel gives it to no test of another process."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # who asks for it by number gets it
-        holder.bind(("127.0.0.1", 0))
-        yield int(holder.getsockname()[1])
+    with held_port() as held:
+        yield held
 
 
 @pytest.fixture
@@ -115,10 +113,10 @@ def test_down_ends_what_an_earlier_up_of_the_file_left_and_nothing_else(
         assert main(["check", file]) == 0
         assert f"note: http_options.port: pid {left.pid} (" in capsys.readouterr().out
         assert main(["down", file, "--port", str(port)]) == 0
-        assert left.wait(20) != 0
+        assert left.wait(60) != 0
         assert elsewhere.poll() is None
         assert main(["down", file]) == 0
-        assert elsewhere.wait(20) != 0
+        assert elsewhere.wait(60) != 0
         assert other.poll() is None
         capsys.readouterr()
         assert main(["down", file]) == 0

@@ -33,6 +33,7 @@ SCALING = {
 """What tests must not wait for."""
 NUM_BUSY = 12
 """Streams at once that are more than a replica's share."""
+NOTHING = {"id": "demo", "wanted": 0, "starting": 0, "draining": 0}
 NUM_CALM = 2
 """Streams at once that one replica is enough for."""
 
@@ -56,11 +57,18 @@ async def test_replicas_follow_the_work_to_two_to_none_and_back_and_no_stream_is
     await asyncio.to_thread(run.until_ready)
     async with httpx.AsyncClient(base_url=run.url, timeout=TIMEOUT_S) as client:
         right = [await streamed(client, number) for number in range(NUM_BUSY)]
-        seen = await streams_until(client, NUM_BUSY, holds=lambda now: len(now["replicas"]) == 2)
+        starting: list[int] = []
+
+        def are_two(now: dict[str, Any]) -> bool:
+            starting.extend(each["starting"] for each in now["scales"] if each["wanted"] == 2)
+            return len(now["replicas"]) == 2
+
+        seen = await streams_until(client, NUM_BUSY, holds=are_two)
+        assert max(starting) == 1
         seen += await streams_until(client, NUM_CALM, holds=lambda now: len(now["replicas"]) == 1)
         assert [stream for number, stream in seen if stream != right[number] or not stream.is_done] == []
         assert len(seen) > 2 * NUM_BUSY
-        await until(client, lambda now: now["asleep"] == ["demo"])
+        await until(client, lambda now: now["asleep"] == ["demo"] and now["scales"] == [NOTHING])
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert [each["id"] for each in (await client.get("/v1/models")).json()["data"]] == ["demo"]
         await asyncio.sleep(3)  # as long as a replica that was stopped may still be greeted

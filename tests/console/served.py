@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,6 +16,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend
 from tests.flow.stack import running_stack
+from tests.ports import held_port
 
 TIMEOUT_S = 120
 Result = TypeVar("Result")
@@ -32,8 +32,8 @@ class Served:
         self._thread.start()
         self._context = building()
         self._app = self.run(self._context.__aenter__())
-        with socket.create_server(("127.0.0.1", 0)) as chosen:
-            self.port = int(chosen.getsockname()[1])
+        self._holding = held_port()
+        self.port = self._holding.__enter__()
         self.come_back()
 
     @property
@@ -64,6 +64,7 @@ class Served:
     def close(self) -> None:
         self.be_lost()
         self.run(self._context.__aexit__(None, None, None))
+        self._holding.__exit__(None, None, None)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(TIMEOUT_S)
         self._loop.close()

@@ -70,6 +70,21 @@ def test_an_adapter_is_published_replaced_rolled_back_and_withdrawn(
     expect(page.locator("#model-list")).not_to_contain_text("tiny:law")
 
 
+def test_a_canary_is_shown_with_its_share_and_ended(served: Served, new_page: NewPage, tmp_path: Path) -> None:
+    page = new_page(served.url)
+    page.get_by_role("link", name="Models", exact=True).click()
+    law = page.locator("#adapter-list tbody tr").filter(has_text="tiny:law")
+    for folder, weights, canary in (("law", b"v1", ""), ("law-2", b"v2", "5%")):
+        page.get_by_label("Published as").fill("tiny:law")
+        page.get_by_label("Folder").fill(adapter_at(tmp_path, folder, weights))
+        page.get_by_label("Canary").fill(canary)
+        page.get_by_role("button", name="Publish").click()
+        expect(law).to_contain_text("5 % of requests. 0 of 0 failed" if canary else "by operator")
+    for _ in range(2):
+        page.get_by_role("button", name="Roll back tiny:law").click()
+    expect(law).not_to_contain_text("of requests")
+
+
 def test_a_key_that_may_not_publish_sees_the_models_alone(guarded: Served, house: House, new_page: NewPage) -> None:
     page = new_page(guarded.url)
     sign_in(page, house.key("acme")["authorization"].removeprefix("Bearer "))

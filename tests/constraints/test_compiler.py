@@ -180,7 +180,7 @@ async def test_who_waits_too_long_for_a_place_is_told_to_come_again() -> None:
 
 async def test_a_client_is_not_to_blame_for_a_machine_that_is_busy() -> None:
     """The clock ends the trial long before its processor time is spent."""
-    async with compiler(max_cpu_s=60, max_wall_s=0.3, quick_s=0.2) as shared:
+    async with compiler(max_cpu_s=60, max_wall_s=1, quick_s=0.2) as shared:
         with pytest.raises(Overloaded) as caught:
             await shared.compile(endless(0))
         assert caught.value.facts["retry_after_s"] > 0
@@ -214,7 +214,7 @@ def ended(trials: Trials, source: str) -> Refusal:
 
 def test_a_trial_that_takes_too_long_is_ended_and_the_next_one_is_not() -> None:
     """Expressions blew up while they were compiled: vLLM, CVE-2026-55574, PYSEC-2026-3933."""
-    trials = Trials(BYTES, ConstraintLimits(max_cpu_s=0.2, max_wall_s=0.5))
+    trials = Trials(BYTES, ConstraintLimits(max_cpu_s=0.2, max_wall_s=60))
     try:
         assert "takes too" in ended(trials, ENDLESS).message
         assert trials.run(regex("a+")).text

@@ -119,5 +119,5 @@ def test_the_thread_that_steps_gives_way() -> None:
     driver = Driver(make_engine(config(DEMO)), niceness=6)
     driver.start(lambda *_: found.put(own_niceness()))
     driver.abort(frozenset({"nobody"}))
-    assert found.get(timeout=10) == min(MOST, OWN + 6)
+    assert found.get(timeout=60) == min(MOST, OWN + 6)
     driver.close()

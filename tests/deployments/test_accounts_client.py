@@ -185,7 +185,7 @@ async def test_accounts_that_were_away_are_told_what_was_answered_under_keys() -
     for _ in range(2):  # once is enough
         accounts.does_answer = True
         await link.look()
-        await asyncio.sleep(4 * SPACING_S)
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})  # it tells beside
     delivered = [told for told in accounts.told if isinstance(told[0], Claim)]  # type: ignore[index]
     assert [told[1:] for told in delivered] == [("router-0", answer.messages)] * 2  # type: ignore[index]
     told: Claim = delivered[0][0]  # type: ignore[index]

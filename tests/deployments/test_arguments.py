@@ -8,9 +8,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from serve_app.api.limits import WireLimits
-from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.deployments.arguments import CanarySettings, LimitSettings, ModelArgs, RouterSettings
 from serve_app.deployments.router import run_settings
 from serve_app.engine.config import EngineConfig
+from serve_app.router.rollout import RolloutSettings
 
 OF_THE_CARD = (
     *("adapters", "dialect", "chat_template", "tool_parser", "tools_without_template"),
@@ -19,7 +20,9 @@ OF_THE_CARD = (
 """Settings that the engine does not need."""
 
 
-@pytest.mark.parametrize(("settings", "target"), [(ModelArgs, EngineConfig), (LimitSettings, WireLimits)])
+@pytest.mark.parametrize(
+    ("settings", "target"), [(ModelArgs, EngineConfig), (LimitSettings, WireLimits), (CanarySettings, RolloutSettings)]
+)
 def test_every_field_can_be_set_and_has_the_same_default(settings: type[BaseModel], target: type) -> None:
     written = {name: field.default for name, field in settings.model_fields.items() if not field.is_required()}
     understood = {field.name: field.default for field in fields(target) if field.default is not MISSING}
@@ -50,6 +53,12 @@ def test_a_dialect_that_there_is_not_is_refused_in_the_cluster_file(name: str) -
 def test_weights_in_bits_that_there_are_not_are_refused_by_what_there_are(weights: object) -> None:
     with pytest.raises(ValidationError, match="'int8' or 'int4'"):
         ModelArgs.model_validate({"name": "demo", "path": "builtin:demo", "weights": weights})
+
+
+@pytest.mark.parametrize("rollout", [{"steps": [0.5, 1.0]}, {"steps": [5]}, {"requests": 0}, {"max_slowdown": -1}])
+def test_a_rollout_with_impossible_bounds_is_refused(rollout: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        RouterSettings.model_validate({"rollout": rollout})
 
 
 def test_unknown_settings_are_refused_at_every_level() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
 from ray.serve.config import AutoscalingPolicy
 
+from serve_app.core.cards import ReplicaCard
 from serve_app.deployments.autoscaling import POLICY, FollowWork, Work
+from serve_app.deployments.model import work_of
+from tests.fakes import replica_card
 
 IDLE = Work(sequences=0, kv_cache=0, wait_s=0)
 HALF = Work(sequences=0.5, kv_cache=0.25, wait_s=0)
@@ -45,6 +49,25 @@ def test_nothing_is_taken_away_while_a_replica_starts_or_has_not_reported() -> N
     assert FollowWork().wanted([HALF], num_running=2, num_now=2) == 2
     assert FollowWork().wanted([], num_running=0, num_now=1) == 1
     assert FollowWork().wanted([QUEUED], num_running=1, num_now=2) == 3
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a replica says of its load."""
+
+    card: ReplicaCard
+    num_open: int
+    wait_s: float
+
+
+@pytest.mark.parametrize(
+    ("blocks", "free", "kv_cache"), [(100, 25, 0.75), (100, 100, 0.0), (0, 0, 0.0)], ids=["in use", "free", "none"]
+)
+def test_a_replica_reports_how_full_it_is(blocks: int, free: int, kv_cache: float) -> None:
+    card = replica_card()
+    load = replace(card.load, num_blocks=blocks, num_free_blocks=free)
+    card = replace(card, load=load, model=replace(card.model, max_num_sequences=8))
+    assert work_of(Loaded(card, 12, 1.5)) == Work(sequences=1.5, kv_cache=kv_cache, wait_s=1.5)
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, float("nan")])

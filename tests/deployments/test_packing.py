@@ -24,6 +24,7 @@ OTHERS = {
     "finish": Finish(reason=FinishReason.STOP, matched_stop="END", num_tokens=9),
     "recording": Recording(),
     "error": EngineFailed("lost"),
+    "mu": 2.5,
 }
 
 

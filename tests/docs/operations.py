@@ -12,10 +12,19 @@ from starlette.requests import Request
 
 from serve_app.cli.environment import HAPROXY_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
 from serve_app.cli.tree import command
-from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterArgs, RouterSettings, TracingSettings
+from serve_app.deployments.arguments import (
+    CanarySettings,
+    LimitSettings,
+    ModelArgs,
+    RouterArgs,
+    RouterSettings,
+    TracingSettings,
+)
 from serve_app.http.metrics import Metrics
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
+from serve_app.router.publishing import Publishing
+from serve_app.router.rollouts import Rollouts
 from tests.docs.contract import shown
 from tests.docs.docstrings import told_of_settings
 from tests.docs.markdown import code, table
@@ -32,8 +41,13 @@ def router_args() -> str:
 
 
 def router_settings() -> str:
-    """`user_config` of the router, without its limits."""
-    return _settings(RouterSettings, without="limits")
+    """`user_config` of the router, without what has tables of its own."""
+    return _settings(RouterSettings, without=("limits", "rollout"))
+
+
+def rollout_settings() -> str:
+    """`rollout` within it."""
+    return _settings(CanarySettings)
 
 
 def tracing_settings() -> str:
@@ -66,7 +80,8 @@ def commands() -> str:
 def metrics() -> str:
     """Every series of /metrics."""
     fleet = Fleet("router-0")
-    counted = Metrics(fleet, admission=Admission(lambda: fleet.rooms), tallies={})
+    rollouts = Rollouts(Publishing(fleet), fleet)
+    counted = Metrics(fleet, admission=Admission(lambda: fleet.rooms), rollouts=rollouts, tallies={})
     answer = asyncio.run(counted.answer(Request({"type": "http"})))
     families = text_string_to_metric_families(bytes(answer.body).decode())
     rows = {
@@ -83,11 +98,11 @@ def subcommands() -> Iterator[tuple[str, str]]:
         yield name, each.help.removesuffix(".")
 
 
-def _settings(model: type[BaseModel], *, without: str = "") -> str:
+def _settings(model: type[BaseModel], *, without: tuple[str, ...] = ()) -> str:
     told = told_of_settings(model)
     rows = []
     for name, field in model.model_fields.items():
-        if name != without:
+        if name not in without:
             value = field.get_default(call_default_factory=True)
             default = "required" if field.is_required() else code(shown(_plain(value)))
             meaning = told.get(name, field.description or "")

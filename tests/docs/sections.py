@@ -38,6 +38,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "router-args": operations.router_args,
         "router-settings": operations.router_settings,
         "tracing-settings": operations.tracing_settings,
+        "rollout-settings": operations.rollout_settings,
         "limit-settings": operations.limit_settings,
         "cluster-environment": operations.cluster_environment,
         "local-environment": operations.local_environment,

@@ -106,11 +106,10 @@ async def test_every_curl_is_answered(stack: Stack) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
 async def test_its_python_runs_from_top_to_bottom(page: Path, stack: Stack) -> None:
     program = "\n".join(blocks(page, "python"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(stack.app, port=port, lifespan="off", log_level="warning"))
-    serving = asyncio.create_task(server.serve())
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(stack.app, lifespan="off", log_level="warning"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     try:

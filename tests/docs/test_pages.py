@@ -19,7 +19,7 @@ from serve_app.api.parameters import OTHER_NAMES as RENAMED
 from serve_app.cli.tenancy_commands import tenant_offers
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.request import Constraint
-from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings, TracingSettings
+from serve_app.deployments.arguments import CanarySettings, LimitSettings, ModelArgs, RouterSettings, TracingSettings
 from serve_app.http.middleware import READABLE
 from tests.docs.command_line import command_tree
 from tests.docs.contract import bodies, ignored, names_of
@@ -258,7 +258,7 @@ def test_examples_of_the_contract_are_found() -> None:
     assert len(CONTRADICTIONS) > 10
 
 
-@pytest.mark.parametrize("settings", [ModelArgs, RouterSettings, LimitSettings, TracingSettings])
+@pytest.mark.parametrize("settings", [ModelArgs, RouterSettings, LimitSettings, TracingSettings, CanarySettings])
 def test_every_setting_is_described(settings: type[BaseModel]) -> None:
     described = {name for name, field in settings.model_fields.items() if field.description}
     assert set(settings.model_fields) - told_of_settings(settings).keys() - described - {"limits"} == set()

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from serve_app.api.dialects import Dialect
-from serve_app.deployments.arguments import LimitSettings, ModelArgs, RouterSettings
+from serve_app.deployments.arguments import CanarySettings, LimitSettings, ModelArgs, RouterSettings
 from tests.docs.contract import bodies
 from tests.docs.markdown import SECTION
 from tests.docs.operations import subcommands
@@ -144,7 +144,9 @@ def test_commands_that_are_named_exist(file: Path) -> None:
 
 @pytest.mark.parametrize("file", DOCUMENTS, ids=name_of)
 def test_settings_that_are_given_a_value_exist(file: Path) -> None:
-    known = {name for model in (ModelArgs, RouterSettings, LimitSettings) for name in model.model_fields}
+    known = {
+        name for model in (ModelArgs, RouterSettings, LimitSettings, CanarySettings) for name in model.model_fields
+    }
     known |= set(bodies()["union"]["chat"]["parameters"])
     known |= set(bodies()["union"]["parameters"]) | {field.name for field in fields(Dialect)}
     known |= set(re.findall(r"^[\s-]*(\w+):", (REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"), re.MULTILINE))

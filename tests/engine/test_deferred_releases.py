@@ -34,7 +34,7 @@ def num_moved(store: KeyValueStore) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from([9, 14, 24, 60]))
 def test_whatever_comes_meanwhile_everybody_gets_what_was_computed(seed: int, num_blocks: int) -> None:
     generator = random.Random(seed)

@@ -415,11 +415,11 @@ def test_who_is_ended_beside_a_request_that_cannot_be_is_named_with_it(caplog: p
 def test_names_are_kept_no_longer_than_requests() -> None:
     kept = OpenSequences()
     for number in range(1000):
-        kept.begin(str(number), 1, client_request_id="a")
+        kept.begin(str(number), [0], client_request_id="a")
         kept.take([Delta(request_id=str(number), sample=0, finish=DONE)])
         kept.note_told()
     assert kept.names_of({str(number) for number in range(1000)}) == []
-    kept.begin("open", 1, client_request_id="b")
+    kept.begin("open", [0], client_request_id="b")
     kept.end(["unknown"])
     kept.note_told()
     assert kept.names_of({"open", "unknown"}) == ["b"]

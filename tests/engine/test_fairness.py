@@ -48,7 +48,7 @@ def test_backlogged_flows_of_any_shapes_are_served_alike_at_every_step(
 def test_three_times_the_weight_is_three_times_the_service() -> None:
     simulation = Simulation(num_places=16)
     heavy = Share(flow="heavy", weight=3.0)
-    for _ in range(6000):
+    for _ in range(3000):
         keep_backlogged(simulation, heavy, 20, 60)
         keep_backlogged(simulation, A, 200, 15)
         simulation.step()
@@ -96,7 +96,7 @@ def test_who_hops_between_adapters_cannot_push_one_that_stays_below_its_share() 
     bound = bound_of(simulation, longest_prompt=64)
     resident, hopper = Share(flow="resident"), Share(flow="hopper")
     number = 0
-    for _ in range(8000):
+    for _ in range(4000):
         while simulation.num_waiting("resident") < 20:
             simulation.ask(resident, 64, 30, adapter="stays")
         while simulation.num_waiting("hopper") < 20:

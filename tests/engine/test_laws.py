@@ -73,7 +73,7 @@ def random_request(generator: random.Random, name: str) -> tuple[GenerationReque
 
 
 @pytest.mark.law("Company")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     max_batch_tokens=st.sampled_from([3, 17, 64]),

@@ -160,7 +160,7 @@ def carry_on(
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), num_blocks=st.sampled_from([14, 24, 60]), are_named=st.booleans())
 def test_whatever_ends_meanwhile_everybody_gets_what_was_computed(seed: int, num_blocks: int, are_named: bool) -> None:
     holders = Holders(num_blocks=num_blocks)

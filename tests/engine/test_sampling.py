@@ -144,12 +144,12 @@ def test_noise_is_the_same_wherever_a_token_stands_and_follows_gumbels_law() -> 
 
 
 def test_draws_survive_the_rounding_noise_that_company_brings() -> None:
-    """Of 4000 draws over 2048 tokens, none changes when every logit moves by up to a millionth."""
+    """Of 2000 draws over 2048 tokens, none changes when every logit moves by up to a millionth."""
     generator = torch.Generator().manual_seed(5)
     logits = torch.randn(200, 2048, generator=generator) * 2
     noisy = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * 2e-6
-    rows = [row(SamplingParams(temperature=1.5, top_p=[1.0, 0.95][i % 2], seed=i)) for i in range(4000)]
-    for first in range(0, 4000, 200):
+    rows = [row(SamplingParams(temperature=1.5, top_p=[1.0, 0.95][i % 2], seed=i)) for i in range(2000)]
+    for first in range(0, 2000, 200):
         block = rows[first : first + 200]
         before, after = draw_tokens(logits, block), draw_tokens(noisy, block)
         assert [drawn.token_id for drawn in before] == [drawn.token_id for drawn in after]

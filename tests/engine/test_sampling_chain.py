@@ -88,7 +88,7 @@ def random_params(generator: random.Random) -> SamplingParams:
 
 
 @pytest.mark.law("Truth of the chain")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     vocab=st.integers(2, 140),
@@ -124,7 +124,7 @@ def test_tokens_that_have_the_threshold_exactly_are_top_choices() -> None:
     assert full_outcome(logits, params, mu=0.0) == {9: 1.0}
 
 
-LARGE = 12_000  # of which most stay: far more than are ever sorted
+LARGE = 4_000  # of which most stay: far more than are ever sorted
 SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
     "flat": lambda noise: noise * 0.05,
     "high and flat": lambda noise: 20.0 + noise * 0.001,
@@ -136,15 +136,15 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 EXTREMES = {
     "top_p": SamplingParams(top_p=0.9),
-    "top_k": SamplingParams(top_k=9000),
+    "top_k": SamplingParams(top_k=3000),
     "typ_p": SamplingParams(typical_p=0.8),
     "min_p": SamplingParams(min_p=0.1),
     "sigma": SamplingParams(top_n_sigma=2.0),
-    "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=7e-5),
+    "xtc": SamplingParams(xtc_probability=1.0, xtc_threshold=2.1e-4),
     "mirostat 1": SamplingParams(mirostat=1),
     "mirostat 2": SamplingParams(mirostat=2),
     "temperature last": SamplingParams(temperature=0.6, top_p=0.95, typical_p=0.9, samplers=TEMPERATURE_LAST),
-    "min_keep": SamplingParams(top_p=0.1, min_p=0.999, typical_p=0.1, min_keep=8000),
+    "min_keep": SamplingParams(top_p=0.1, min_p=0.999, typical_p=0.1, min_keep=2700),
 }
 
 

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(folder: Path, name: str) -> AdapterRecord:
-    return read_published(str(folder / name), name)
+    return read_published(folder / name, name)
 
 
 @contextmanager
@@ -88,7 +88,7 @@ def test_a_model_without_slots_and_a_file_of_strange_tensors_are_refused(folder:
 def test_what_is_refused_is_not_known_and_what_is_dropped_gives_its_slot_back(folder: Path, tmp_path: Path) -> None:
     large = save_adapter(tmp_path / "large", load_model(config(DEMO)).module, rank=8, down=1e19, up=1e19)
     with started(record(folder, "a")) as engine:
-        refused, good = read_published(str(large), "large"), record(folder, "b")
+        refused, good = read_published(large, "large"), record(folder, "b")
         with pytest.raises(AdapterUnusable, match=r'^Adapter "large" cannot be served: its values are too large'):
             engine.adapters.stage(refused).result(SECONDS)
         engine.adapters.stage(good).result(SECONDS)

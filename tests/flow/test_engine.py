@@ -184,7 +184,7 @@ async def test_a_client_that_leaves_frees_the_engine(stack: Stack) -> None:
         await client.messages.get()
     assert any(core_of(service).load.num_running for service in stack.services)
     client.leaves.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
     await stack.settled()
 
 

@@ -290,6 +290,7 @@ async def test_each_request_is_logged_in_one_line_without_its_text(client, caplo
         "response_id": response.json()["id"],
         "status": 200,
         "model": "tiny",
+        "served": "tiny",
         "stream": False,
         "num_prompts": 2,
         "num_choices": 4,

@@ -34,7 +34,7 @@ async def app(backend) -> AsyncIterator[ASGIApp]:
 
 
 async def sent(connection: Connection, num_messages: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(connection.sent) < num_messages:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -64,7 +64,7 @@ async def test_a_failure_after_a_comment_is_an_event(app, backend):
     await settle()
     await sent(connection, len(connection.sent) + 1)
     backend.fail(EngineFailed("The engine failed."))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await connection.task
     assert connection.status == 200
     events = [event for event in connection.body.decode().split("\n\n")[:-1] if event != COMMENT]

@@ -71,7 +71,7 @@ async def one_request(client: httpx.AsyncClient, document: dict, draw: random.Ra
         method = "PATCH"
     if draw.random() < 0.03:
         path += "/"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         response = await client.request(method, path, **arguments)
     seen = f"{method} {path} {arguments}"[:2000]
     is_answered = response.status_code < 500 or response.status_code == 501  # of a model that fills no gaps

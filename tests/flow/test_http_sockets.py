@@ -51,7 +51,7 @@ async def talk(address: tuple[str, int], headers: Mapping[str, str], version: st
     lines = [f"POST /v1/completions HTTP/{version}", "Host: flow", f"Content-Length: {len(BODY)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + BODY)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         answer = await reader.read()
     writer.close()
     head, _, body = answer.partition(b"\r\n\r\n")

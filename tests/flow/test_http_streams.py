@@ -14,7 +14,7 @@ from serve_app.core.errors import EngineFailed
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
-from tests.fakes import FakeBackend
+from tests.fakes import FakeBackend, settle
 
 BODY = {"model": "tiny", "prompt": "Hello", "max_tokens": 4, "stream": True}
 
@@ -87,11 +87,6 @@ def connect(app: ASGIApp, **change: object) -> Connection:
     return Connection(app, json.dumps(BODY | change).encode())
 
 
-async def settle() -> None:
-    for _ in range(30):
-        await asyncio.sleep(0)
-
-
 async def test_the_status_line_waits_for_the_first_token(app, backend):
     connection = connect(app)
     await settle()
@@ -129,7 +124,7 @@ async def test_a_failure_before_the_first_token_is_an_http_status(app, backend):
     for _ in range(2):  # once is not told
         backend.fail(EngineFailed("The engine failed."))
         await settle()
-    await asyncio.wait_for(connection.task, 5)
+    await asyncio.wait_for(connection.task, 60)
     assert connection.status == 500
     assert json.loads(connection.body)["error"]["error_code"] == "engine_failed"
 
@@ -161,7 +156,7 @@ async def test_a_client_that_leaves_ends_every_sequence(app, backend, caplog, st
         await settle()
     assert backend.num_live == 4
     connection.leave()
-    await asyncio.wait_for(connection.task, 5)
+    await asyncio.wait_for(connection.task, 60)
     await settle()
     assert backend.num_live == 0
     assert len(backend.aborted) == 2
@@ -174,7 +169,7 @@ async def test_a_client_that_leaves_while_its_request_is_submitted_leaves_nothin
     connection = connect(app)
     await settle()
     connection.leave()
-    await asyncio.wait_for(connection.task, 5)
+    await asyncio.wait_for(connection.task, 60)
     backend.submit_gate.set()
     await settle()
     assert (len(backend.submissions), backend.num_live) == (1, 0)
@@ -186,7 +181,7 @@ async def test_a_server_that_cannot_send_ends_the_request_quietly(app, backend, 
     connection.is_broken = True
     await settle()
     backend.step()
-    await asyncio.wait_for(connection.task, 5)
+    await asyncio.wait_for(connection.task, 60)
     await settle()
     assert backend.num_live == 0
 

@@ -24,7 +24,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import LOST_S, Claim, Claimed, Claims, Message, Recording, Replays, ReplaySettings
 from serve_app.router.quotas import Rate, Rates
 from serve_app.router.router import Router
-from tests.fakes import FakeBackend
+from tests.fakes import FakeBackend, settle
 
 BODY = {"model": "tiny", "prompt": "a b", "max_tokens": 5}
 STREAM = BODY | {"stream": True}
@@ -156,7 +156,7 @@ async def test_a_client_that_left_finds_what_was_computed_meanwhile(asking: Aski
     left.cancel()
     await asyncio.gather(left, return_exceptions=True)
     again = [asking.post(body) for _ in range(4)]
-    await asyncio.sleep(0.01)
+    await settle(100)
     assert asking.backend.num_live == 1
     while asking.backend.num_live:
         asking.backend.step()
@@ -196,12 +196,12 @@ async def test_what_failed_is_tried_again(asking: Asking) -> None:
 
 @stepped
 async def test_who_has_more_time_than_the_first_asks_again(asking: Asking) -> None:
-    hurried = asking.post(BODY, **{"x-request-timeout": "0.05"})
+    hurried = asking.post(BODY, **{"x-request-timeout": "0.5"})
     while not asking.backend.num_live:  # noqa: ASYNC110
         await asyncio.sleep(0)
     patient = [asking.post(BODY) for _ in range(3)]
     assert (await hurried).status_code == 504
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not all(each.done() for each in patient):
             await asking.step_to_the_end()
             await asyncio.sleep(0)
@@ -312,7 +312,7 @@ async def test_a_repeat_at_another_router_waits_for_what_is_still_computed(
     while not asking.backend.num_live:  # noqa: ASYNC110
         await asyncio.sleep(0)
     again = [asking.post(body, router=1) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await settle(100)
     assert (asking.backend.num_live, len(asking.book.answering)) == (1, 1)
     await asking.step_to_the_end()
     answers = await asyncio.gather(first, *again)
@@ -337,7 +337,7 @@ async def test_what_a_router_left_behind_is_answered_by_another(asking: Asking) 
         await asyncio.sleep(0)
     again = asking.post(BODY, router=1)
     asking.now += LOST_S - 0.1
-    await asyncio.sleep(0.01)
+    await settle(100)
     assert asking.num_computed == 1
     asking.now += 0.1  # nothing was heard of the first since it began
     while asking.num_computed < 2:  # noqa: ASYNC110
@@ -359,7 +359,7 @@ async def test_where_the_book_cannot_be_reached_nothing_is_computed_under_a_key(
 async def test_a_claim_whose_answer_was_lost_is_given_back(asking: Asking) -> None:
     asking.book.loses = 1
     assert ((await asking.post(BODY)).status_code, asking.num_computed) == (503, 0)
-    assert (await asyncio.wait_for(asking.post(BODY, router=1), 5)).status_code == 200
+    assert (await asyncio.wait_for(asking.post(BODY, router=1), 60)).status_code == 200
     assert not asking.book.answering
 
 

@@ -8,6 +8,8 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from serve_app.core.errors import EngineFailed
+from tests.fakes import settle
 from tests.flow.test_ledger import FakeAccounts, accounts, backend, house  # noqa: F401
 
 
@@ -26,8 +28,11 @@ async def test_a_stream_that_ends_by_an_error_is_written_down_as_that(accounts: 
         await asyncio.sleep(0)
     for _ in range(2):
         stepped.step()
-        await asyncio.sleep(0.01)
-    stepped.die()
+        await settle(100)
+    for _ in range(2):  # what fails once goes on
+        while not stepped.num_live:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        stepped.fail(EngineFailed("the engine failed"))
     [answer] = await asyncio.gather(*slow.tasks)
     assert isinstance(answer, httpx.Response)
     assert (answer.status_code, b'"error"' in answer.content) == (200, True)
@@ -49,15 +54,15 @@ async def test_a_revoked_key_ends_its_requests_and_no_others_and_the_ledger_has_
         await asyncio.sleep(0)
     for _ in range(3):
         stepped.step()
-        await asyncio.sleep(0.01)
+        await settle(100)
     for _ in range(2):  # routers look again and again
         slow.admission.end_keys(lambda key_id: key_id != "key of acme")
-    revoked = await asyncio.wait_for(slow.tasks[0], 5)
+    revoked = await asyncio.wait_for(slow.tasks[0], 60)
     assert isinstance(revoked, httpx.Response)
     assert revoked.status_code == (200 if stream else 401)
     assert revoked.content.count(b'"invalid_api_key"') == 1
     assert revoked.content.endswith(b"data: [DONE]\n\n") == stream
-    await asyncio.sleep(0.01)
+    await settle(100)
     assert stepped.num_live == 1, "nothing more is computed for it"
     while stepped.num_live:
         stepped.step()

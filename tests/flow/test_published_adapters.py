@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from transformers import AutoModelForCausalLM
 
 from serve_app.catalog.adapters import read_published
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.errors import AdapterUnusable, InvalidRequest
+from serve_app.router.publishing import Publishing
+from serve_app.router.watching import Watching
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO
 from tests.flow.stack import Stack, running_stack
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 PROMPT = "Once upon a time there was"
 NAME = "demo:tale"
@@ -27,12 +30,15 @@ NAME = "demo:tale"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One adapter per folder: the two versions, of ranks and modules that differ, and one that is refused."""
+    """One adapter per folder: the two versions, of ranks and modules that differ, and one that is refused.
+
+    Its modules are those of the first: a replica matches each choice of modules once, in a process of its own.
+    """
     out = tmp_path_factory.mktemp("published")
     model = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32")
     save_adapter(out / "v1", model, rank=4, seed=1, targets=("q_proj", "v_proj"))
     save_adapter(out / "v2", model, rank=24, seed=2)
-    save_adapter(out / "bad", model, rank=4, down=1e19, up=1e19, targets=("q_proj",))
+    save_adapter(out / "bad", model, rank=4, down=1e19, up=1e19, targets=("q_proj", "v_proj"))
     return out
 
 
@@ -50,7 +56,7 @@ def texts(folders: Path) -> dict[str | None, str]:
     return found
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
     """Two replicas that began without adapters."""
     async with running_stack(num_replicas=2, adapters=None) as made:
@@ -69,14 +75,14 @@ def published(folders: Path, folder: str, before: str | None = None) -> Publishe
 
 
 def version_of(path: Path) -> str:
-    return read_published(str(path), "x").version
+    return read_published(path, "x").version
 
 
 async def publish(stack: Stack, revision: int, adapter: PublishedAdapter | None) -> None:
     """As a router does: stage on every replica, apply on every replica, see the cards."""
     if adapter is not None:
-        for service in stack.services:
-            await service.stage_adapter(adapter.name, adapter.path, adapter.version)
+        staged = (each.stage_adapter(adapter.name, adapter.path, adapter.version) for each in stack.services)
+        await asyncio.gather(*staged)
     adapters, withdrawn = ((adapter,), ()) if adapter is not None else ((), (("demo", "tale"),))
     for service in stack.services:
         await service.apply_adapters(AdapterSet(revision=revision, adapters=adapters, withdrawn=withdrawn))
@@ -119,7 +125,7 @@ async def test_texts_are_of_one_version_while_versions_change_under_them(
 async def test_a_bad_adapter_is_refused_with_the_reason_and_harms_nobody(
     stack: Stack, folders: Path, texts: dict[str | None, str]
 ) -> None:
-    await publish(stack, 1, published(folders, "v1"))
+    await publish(stack, 7, published(folders, "v1"))
     asked = [asyncio.create_task(text_of(stack, model)) for model in (NAME, "demo") * 4]
     bad = published(folders, "bad")
     for service in stack.services:
@@ -158,3 +164,32 @@ async def test_a_replica_that_starts_loads_what_is_published_and_says_what_is_go
         shutil.rmtree(folder)
         await service.apply_adapters(AdapterSet(revision=8, adapters=(adapter,)))
         assert service.card.residency.num_loads == 2
+
+
+async def test_folders_that_are_watched_are_served_by_themselves(
+    folders: Path, texts: dict[str | None, str], tmp_path: Path
+) -> None:
+    watched = tmp_path / "adapters"
+    watched.mkdir()
+    async with running_stack(num_replicas=2, adapters={"path": str(watched), "watch": True}) as stack:
+        publishing = Publishing(stack.fleet)
+        watching = Watching(stack.fleet, publishing)
+
+        async def look_twice() -> None:
+            for _ in range(2):
+                for service in stack.services:
+                    publishing.put(await service.hello(stack.fleet.router_id), service)
+                await watching.look()
+
+        await look_twice()
+        for folder in ("v1", "v2"):
+            copied = shutil.copytree(folders / folder, tmp_path / folder)
+            shutil.rmtree(watched / "tale", ignore_errors=True)
+            copied.rename(watched / "tale")
+            await look_twice()
+            assert [await text_of(stack, NAME) for _ in range(4)] == [texts[folder]] * 4
+        shutil.copytree(folders / "bad", watched / "bad")
+        await look_twice()
+        assert "its values are too large" in str(publishing.entry("demo", "bad").refused)
+        assert (await stack.post({"model": "demo:bad", "prompt": PROMPT})).status_code == 404
+        assert await text_of(stack, NAME) == texts["v2"]

@@ -14,6 +14,7 @@ from serve_app.core.tenants import Scope
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.router.publishing import Publishing
+from serve_app.router.rollouts import Rollouts
 from serve_app.router.router import Router
 from serve_app.tenants.store import Author
 from tests.flow.house import House, bearing
@@ -54,7 +55,8 @@ async def opened(house: House, publishing: Publishing) -> AsyncIterator[httpx.As
 async def guarded(house: House, publishing: Publishing) -> AsyncIterator[httpx.AsyncClient]:
     """A service that asks for keys, as an administrator sees it."""
     door = Door(identify=lambda key: house.store.directory(b"p" * 32).identify(key, 1.0), administer=house.administer)
-    app = build_app(Router(house.fleet), door=door, publishing=publishing)
+    router = Router(house.fleet, rollouts=Rollouts(publishing, house.fleet))
+    app = build_app(router, door=door, publishing=publishing)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=app), base_url="http://door", headers=bearing(house.admin)
     ) as client:
@@ -131,6 +133,26 @@ async def test_versions_are_listed_replaced_rolled_back_and_withdrawn(
     gone = await guarded.delete("/admin/adapters", params={"lora_name": "tiny:law"})
     assert gone.json() == {"withdrawn": "tiny:law"}
     assert [each["id"] for each in (await guarded.get("/admin/adapters")).json()["data"]] == ["tiny:sql"]
+
+
+async def test_a_canary_is_published_by_a_percentage_listed_and_rolled_back(
+    house: House, guarded: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    sent = {"lora_name": "tiny:law", "lora_path": adapter_at(tmp_path, "law")}
+    first = (await guarded.post("/admin/adapters", json=sent)).json()
+    assert first["canary"] is None
+    tried = {**sent, "lora_path": adapter_at(tmp_path, "law-2", b"v2")}
+    for canary in ("0%", "100%", "5", "-5%", "1e1%", "five%", 5):
+        refused = await guarded.post("/admin/adapters", json={**tried, "canary": canary})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "canary")
+    second = (await guarded.post("/admin/adapters", json={**tried, "canary": "2.5%"})).json()
+    assert (second["version"], second["canary"]["share"]) == (first["version"], 0.025)
+    assert second["canary"]["counted"] == {"requests": 0, "errors": 0, "first_token_s": None, "token_s": None}
+    back = (await guarded.post("/admin/adapters/rollback", json={"lora_name": "law"})).json()
+    assert (back["version"], back["canary"]) == (first["version"], None)
+    writer = key_for(house, "acme", Scope.ADAPTERS_WRITE, publishes=["tiny:*"])
+    loaded = await guarded.post(LOAD, json={**tried, "canary": "5%"}, headers=writer)
+    assert loaded.status_code == 200
 
 
 async def test_an_adapter_of_the_models_list_says_its_version(opened: httpx.AsyncClient, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ WALLS = {
     "core": wall(theirs="annotated_types"),
     "sandbox": wall("core"),
     "api": wall("core", "pydantic"),
-    "catalog": wall("core", "safetensors"),
+    "catalog": wall("core", "safetensors fsspec aiohttp"),
     "tenants": wall("core", "sqlalchemy"),
     "text": wall("core", "transformers tokenizers"),
     "tools": wall("core"),
@@ -48,7 +48,8 @@ WALLS = {
     "http": wall("core api router", "starlette prometheus_client pyarrow"),
     "deployments": wall("core api catalog tenants engine replica router observe http", "ray starlette pydantic"),
     "check": wall("core catalog engine deployments", "ray pydantic yaml"),
-    "cli": wall("api catalog check core tenants", "prometheus_client psutil ray rich typer yaml"),
+    "whatif": wall("core check deployments engine router", "pydantic"),
+    "cli": wall("api catalog check core tenants whatif", "prometheus_client psutil ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
 }
 

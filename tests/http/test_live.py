@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from starlette.types import Message
 
+from serve_app.core.cards import Scale
 from serve_app.core.errors import Overloaded, Unauthenticated, Unavailable
 from serve_app.core.tenants import LOCAL
 from serve_app.http.app import build_app
@@ -41,7 +42,7 @@ class Listener:
         return {"type": "http.disconnect"}
 
     async def next_body(self) -> bytes:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (message := await self.events.get())["type"] == "http.response.start":
                 assert message["status"] == 200
         body: bytes = message["body"]
@@ -53,7 +54,7 @@ async def router() -> AsyncIterator[Router]:
     fleet = Fleet("router-7")
     backend = FakeBackend(replica_card("r0", model_card("tiny", adapter_card("sql"))), is_stepped=True)
     fleet.put(backend.card, backend)
-    fleet.expect(["tiny", "big"])
+    fleet.expect(["tiny", "big"], (), {"tiny": Scale(wanted=3, starting=1, draining=2)})
     yield Router(fleet)
     await fleet.close()
 
@@ -71,6 +72,7 @@ async def test_it_tells_of_replicas_and_queues_as_it_is_described(router: Router
     assert set(found["replicas"][0]) == set(schema["properties"]["replicas"]["items"]["required"])
     assert (found["router"], found["loading"], found["requests"]["open"]) == ("router-7", ["big"], 1)
     assert [(each["id"], each["model"], each["blocks"]) for each in found["replicas"]] == [("r0", "tiny", 100)]
+    assert found["scales"] == [{"id": "tiny", "wanted": 3, "starting": 1, "draining": 2}]
     assert answered.headers["cache-control"] == "no-store"
 
 

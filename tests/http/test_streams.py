@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from serve_app.http.streams import Patience
+from tests.fakes import settle
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -62,11 +63,35 @@ async def test_what_takes_too_long_is_cancelled_and_the_next_wait_begins_anew() 
     assert task.cancelling() == 0, "nothing of it is left on the task"
 
 
-async def test_a_later_wait_is_bounded_though_the_timer_was_set_for_an_earlier_one() -> None:
-    with Patience() as patience:
-        await patience.wait(turn(), 0.02)
-        with pytest.raises(TimeoutError):
-            await patience.wait(asyncio.Event().wait(), 0.04)
+class WoundLoop(asyncio.SelectorEventLoop):
+    """Its clock is put forward by hand."""
+
+    wound_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.wound_s
+
+
+def test_a_later_wait_is_bounded_though_the_timer_was_set_for_an_earlier_one() -> None:
+    loop = WoundLoop()
+
+    async def later() -> None:
+        with Patience() as patience:
+            await patience.wait(turn(), 1000)
+            await patience.wait(asyncio.Event().wait(), 2000)
+
+    async def waits() -> None:
+        waiting = asyncio.create_task(later())
+        await settle()
+        loop.wound_s += 1500
+        await settle()
+        assert not waiting.done(), "the time of the earlier one is over"
+        loop.wound_s += 1000
+        await settle()
+        assert isinstance(waiting.exception(), TimeoutError)
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(waits())
 
 
 async def test_who_is_cancelled_by_somebody_else_is_cancelled() -> None:

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CORE = ("test_parity.py", "test_laws.py", "test_adapters.py", "test_sampling.py", "test_quantised_models.py")
+CORE = (
+    "test_parity.py",
+    "test_laws.py",
+    "test_adapters.py",
+    "test_quantised_models.py",
+    "test_sampling.py::test_mixed_requests_say_the_same_alone_and_in_a_crowd_that_is_preempted",
+)
 ASKS = """
 import sys
 sys.modules["serve_app.kernels.cpu"] = None
@@ -33,10 +39,9 @@ def test_each_question_is_answered_with_none() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", CORE)
-def test_the_engines_core_tests_pass_without_them(file: str) -> None:
+def test_the_engines_core_tests_pass_without_them() -> None:
+    """In one process, without the draws and refusals that have nothing to do with kernels."""
     words = ["-m", "pytest", "-q", "-x", "-n0", "-p", "tests.kernels.without_cpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [sys.executable, *words, f"tests/engine/{file}"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, *words, *(f"tests/engine/{test}" for test in CORE)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -21,6 +21,7 @@ from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.observe.__main__ import write
 from tests.flow.stack import Stack, running_stack
 from tests.observe.queries import BOARDS, REPOSITORY, RULES, every_query, filled_in, rules, selected, variables_of
+from tests.ports import held_port
 
 NUM_SCRAPES = 6
 SCRAPE_S = 0.25
@@ -80,21 +81,14 @@ def test_the_command_writes_every_file(tmp_path: Path) -> None:
     assert written == {file.name: file.read_bytes() for file in BOARDS}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
-
-
 @asynccontextmanager
 async def listening(stack: Stack) -> AsyncIterator[int]:
     """The stack on a port of this machine."""
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(stack.app, port=port, lifespan="off", log_level="warning"))
-    serving = asyncio.create_task(server.serve())
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(stack.app, lifespan="off", log_level="warning"))
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        yield port
+        yield int(listener.getsockname()[1])
     finally:
         server.should_exit = True
         await serving
@@ -109,18 +103,18 @@ async def prometheus(scraped: int, folder: Path) -> AsyncIterator[httpx.AsyncCli
     config["global"] = {"scrape_interval": interval, "evaluation_interval": interval}
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{scraped}"]
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    port = free_port()
-    command = [
-        "prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
-        f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
-    ]  # fmt: skip
-    process = await asyncio.create_subprocess_exec(*command)
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield client
-    finally:
-        process.terminate()
-        await process.wait()
+    with held_port() as port:
+        command = [
+            "prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{port}", "--log.level=error",
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(*command)
+        try:
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+                yield client
+        finally:
+            process.terminate()
+            await process.wait()
 
 
 async def asked(client: httpx.AsyncClient, expr: str) -> list[dict[str, Any]]:
@@ -143,13 +137,14 @@ async def returns_data(client: httpx.AsyncClient, query: str) -> bool:
 
 
 async def load(stack: Stack) -> None:
-    """Completions that queue, hit prefixes and are guessed rightly, a refusal, and what replicas say of themselves."""
-    told = (await stack.complete(prompt=TOLD, max_tokens=24))["choices"][0]["text"]
+    """Completions that queue, hit prefixes, are guessed rightly and have shadows, a refusal, and what replicas say."""
+    stack.fleet.rename({"prod": {"to": "demo", "shadow": {"demo:pirate": 100}}})
+    told = (await stack.complete(model="prod", prompt=TOLD, max_tokens=24))["choices"][0]["text"]
     guessed = {"temperature": 0, "prediction": {"type": "content", "content": told}}
     bodies: list[dict[str, Any]] = [
         {"model": "demo", "prompt": TOLD, "max_tokens": 24, **guessed},
         {"model": "demo:pirate", "prompt": TOLD, "max_tokens": 8},
-        {"model": "demo", "prompt": [f"Story {number}" for number in range(4)], "max_tokens": 6},
+        {"model": "prod", "prompt": [f"Story {number}" for number in range(4)], "max_tokens": 6},
         {"model": "nobody", "prompt": "x"},
     ]
     await asyncio.gather(*(stack.post(body) for body in bodies))

@@ -12,7 +12,9 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.core.cards import Scale
 from serve_app.core.delta import Load
+from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import FlowUsage, UsageReport
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
@@ -35,16 +37,24 @@ Labels = Mapping[str, frozenset[str]]
 
 
 async def scraped() -> str:
-    """What a router that has served a completion tells."""
-    fleet = Fleet("router-0")
+    """What a router that has served a completion with a shadow tells; both went on once where their replica failed."""
+    fleet = Fleet("router-0", aliases={"prod": {"to": "demo", "shadow": {"demo": 100}}})
     usage = UsageReport(elapsed_ns=2, idle_ns=1, flows=(FlowUsage(flow="acme", engine_ns=1),))
     model = replace(model_card("demo"), max_num_sequences=4, max_waiting=4)
     card = replace(replica_card("r0", model), load=Load(num_blocks=4), usage=usage)
-    fleet.put(card, FakeBackend(card))
+    backend = FakeBackend(card, is_stepped=True)
+    fleet.put(card, backend)
+    fleet.expect(["demo"], (), {"demo": Scale(wanted=1, starting=0, draining=0)})
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        body = {"model": "demo", "prompt": "one two", "max_tokens": 4}
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        body = {"model": "prod", "prompt": "one two", "max_tokens": 4}
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        fails_in = 2
+        while not asking.done():
+            await asyncio.sleep(0)
+            fails_in -= backend.num_live > 0
+            backend.fail(EngineFailed("failed")) if fails_in == 0 else backend.step()
+        assert (await asking).status_code == 200
         text = (await client.get("/metrics")).text
     await fleet.close()
     return text

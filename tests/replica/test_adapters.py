@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
 from serve_app.core.cards import AdapterCard, AdapterRecord, ModelCard
 from serve_app.core.errors import AdapterUnusable, InvalidRequest, Overloaded, ServeError
 from serve_app.core.names import ModelRef
@@ -66,18 +67,22 @@ class Shelf:
         self.used: frozenset[str] = frozenset()
         self.now = 0.0
         self.files: dict[str, str] = {}
+        self.released: set[str] = set()
         self.served = ServedAdapters(
             model_card("tiny", *in_folder),
             self.engine,
-            read=self.read,
+            files=self,
             used=lambda: self.used,
             clock=lambda: self.now,
         )
 
-    def read(self, path: str, name: str) -> AdapterRecord:
+    def read(self, path: str, name: str, version: str) -> AdapterRecord:
         version = self.files.get(path, "")
         reason = None if version else "adapter_config.json is missing"
         return AdapterRecord(name=name, path=Path(path), version=version, reason=reason)
+
+    def release(self, versions: Iterable[str]) -> None:
+        self.released |= set(versions)
 
     def put(self, version: str) -> tuple[str, str]:
         """A folder whose files have this version, and the version."""
@@ -129,6 +134,19 @@ async def test_what_is_published_hides_the_folder_and_what_is_withdrawn_is_gone(
     assert shelf.meanings == {"sql": "old", "law": "l1", "art": "a1"}, "the folder rules what nobody published"
 
 
+async def test_files_of_a_version_that_is_refused_or_forgotten_are_not_held_any_more() -> None:
+    shelf = Shelf()
+    with pytest.raises(AdapterUnusable):
+        await shelf.served.stage("sql", "/missing", "missing")
+    assert shelf.released == {"missing"}
+    shelf.put("v1")
+    await shelf.publish(1, sql="v1")
+    assert "v1" not in shelf.released, "it may be read again"
+    shelf.now += 2 * KEPT_S
+    await shelf.publish(2, "sql")
+    assert shelf.released == {"missing", "v1"}
+
+
 async def test_an_older_set_changes_nothing_and_the_same_one_tries_again_what_could_not_be_served() -> None:
     shelf = Shelf()
     await shelf.publish(5, sql="new")
@@ -159,6 +177,25 @@ async def test_the_version_before_stays_at_hand_and_one_that_nobody_needs_is_dro
     await shelf.publish(4, sql=("v2", "v3"))
     assert (shelf.meanings, shelf.staged) == ({"sql": "v2"}, {("sql", "v3")})
     assert shelf.engine.calls == [("bind", "v1"), ("bind", "v2"), ("bind", "v3")], "a rollback reads nothing"
+
+
+async def test_a_canary_is_at_hand_under_its_share_and_stays_for_a_while_behind_its_end() -> None:
+    shelf = Shelf()
+    for version in ("v1", "v2", "v3"):
+        shelf.put(version)
+    adapter = PublishedAdapter(base="tiny", name="sql", version="v2", path="/v2", previous=("v1", "/v1"))
+    tried = replace(adapter, canary=Canary(version="v3", path="/v3", share=0.25))
+    await shelf.served.apply(AdapterSet(revision=1, adapters=(tried,)))
+    [card] = shelf.card.adapters
+    assert (card.version, card.canary) == ("v2", ("v3", 0.25))
+    assert shelf.staged == {("sql", "v1"), ("sql", "v3")}
+    shelf.now = 2 * KEPT_S
+    await shelf.served.apply(AdapterSet(revision=2, adapters=(adapter,)))
+    assert shelf.card.has(ref("sql", "v3")), "requests that were given it are on their way"
+    shelf.now += 2 * KEPT_S
+    await shelf.served.apply(AdapterSet(revision=3, adapters=(adapter,)))
+    assert shelf.staged == {("sql", "v1")}
+    assert shelf.engine.dropped == {"v3"}
 
 
 async def test_a_version_whose_folder_was_overwritten_leaves_memory_last() -> None:

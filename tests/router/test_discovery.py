@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.backend import NOTHING, Backend
-from serve_app.core.cards import ModelCard, ReplicaCard
+from serve_app.core.cards import NO_SCALES, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Frame
 from serve_app.core.errors import ReplicaLost
 from serve_app.core.ledger import News
@@ -52,13 +52,16 @@ class TownCluster:
         self.answers = dict(applications)
         self.coming = dict.fromkeys(applications, True)
         self.failed: set[str] = set()
+        self.scales: dict[str, Scale] = {}
         self.alive: set[str] = set()
         self.hellos: list[str] = []
         self.is_deleted = False
 
     async def applications(self) -> Mapping[str, Deployed]:
         return {
-            name: Deployed(model=name, is_coming=self.coming[name], has_failed=name in self.failed)
+            name: Deployed(
+                model=name, is_coming=self.coming[name], has_failed=name in self.failed, scale=self.scales.get(name)
+            )
             for name in self.answers
         }
 
@@ -79,6 +82,7 @@ class Table:
         self.backends: dict[str, Backend] = {}
         self.expected: set[str] = set()
         self.failed: set[str] = set()
+        self.scales: dict[str, Scale] = {}
         self.heard: list[tuple[str, int]] = []
         self.asleep: set[str] = set()
         self.done: set[str] = set()
@@ -99,8 +103,10 @@ class Table:
     def is_done_with(self, replica_id: str) -> bool:
         return replica_id in self.done
 
-    def expect(self, models: Iterable[str], failed: Iterable[str] = ()) -> None:
-        self.expected, self.failed = set(models), set(failed)
+    def expect(
+        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
+    ) -> None:
+        self.expected, self.failed, self.scales = set(models), set(failed), dict(scales)
 
 
 def seen(*replica_ids: str, is_complete: bool = True) -> Sighting:
@@ -137,6 +143,17 @@ async def test_an_application_without_replicas_is_expected_and_one_that_failed_i
     discovery, table = discovery_of(cluster)
     await discovery.look()
     assert (table.expected, table.failed) == ({"slow"}, {"broken"})
+
+
+async def test_the_fleet_is_told_how_many_replicas_are_wanted_as_soon_as_that_is_known() -> None:
+    cluster = TownCluster(demo=seen("a"), new=seen())
+    cluster.scales = {"demo": Scale(wanted=3, starting=2, draining=0)}
+    discovery, table = discovery_of(cluster)
+    await discovery.look()
+    assert table.scales == cluster.scales
+    cluster.scales = {}
+    await discovery.look()
+    assert table.scales == {}
 
 
 async def test_one_application_that_fails_does_not_disturb_another() -> None:

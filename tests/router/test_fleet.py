@@ -123,7 +123,7 @@ async def test_a_replica_that_ended_the_stream_of_a_silent_router_is_there_at_on
     await settle()
     assert fleet.is_ready
     backend.step()
-    assert await asyncio.wait_for(reading, 5) == " p0s0w0"
+    assert await asyncio.wait_for(reading, 60) == " p0s0w0"
     assert len(backend.aborted) == is_running, "what it may have computed for nobody"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from serve_app.core.delta import Delta
-from serve_app.core.errors import EngineFailed
 from serve_app.router.run import Event, Inbox
 
 
@@ -35,19 +34,6 @@ async def test_without_a_bound_nothing_is_asked_for() -> None:
     for number in range(10_000):
         inbox.put(event(number))
     assert calls == []
-
-
-async def test_dropping_a_prompt_keeps_errors_and_the_order_of_the_others() -> None:
-    inbox, calls = make_inbox(2)
-    error = EngineFailed("failed")
-    for entry in (event(0), event(1, part=1), error, event(2), event(3, part=1)):
-        inbox.put(entry)
-    inbox.drop(0)
-    assert calls == ["full"]
-    first, second = await inbox.take(), await inbox.take()
-    assert isinstance(first, Event)
-    assert (first.index, second) == (1, error)
-    assert calls == ["full", "slack"]
 
 
 async def test_a_reader_cancelled_while_it_waits_has_taken_nothing() -> None:

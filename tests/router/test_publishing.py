@@ -23,7 +23,8 @@ from serve_app.core.errors import (
 )
 from serve_app.core.tenants import Rights
 from serve_app.router.fleet import Fleet, as_one
-from serve_app.router.publishing import FileSource, MemorySource, Publisher, Publishing
+from serve_app.router.published_sources import FileSource, MemorySource
+from serve_app.router.publishing import Publisher, Publishing
 from serve_app.tenants.published import Change, PublishedFile
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
@@ -429,6 +430,6 @@ def change_to(version: str) -> Change:
 
 async def until(holds: object) -> None:
     assert callable(holds)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -241,12 +240,10 @@ async def test_few_wait_for_what_others_may_give_back_and_who_is_too_many_is_tol
     _ = [await first.reserve(tenant, Amount(requests=1)) for _ in range(2)]
     with pytest.raises(QuotaExceeded):
         await second.reserve(tenant, Amount(requests=1))
-    began = time.monotonic()
     before = accounts.num_calls
     _, refused = await asked(second, tenant, Amount(requests=1), 1000)
     assert len(refused) == 1000
     assert accounts.num_calls - before <= 3 * len(AGAIN_S)
-    assert time.monotonic() - began < 10 * sum(AGAIN_S)
 
 
 async def test_a_limit_per_minute_lets_in_who_comes_when_told() -> None:

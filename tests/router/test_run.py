@@ -24,7 +24,7 @@ from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import Run, RunSettings
-from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card, settle
 from tests.parsing import parse_completion
 
 
@@ -54,11 +54,6 @@ async def exhaust(run: Run, *, meanwhile: Callable[[], None] = lambda: None) -> 
         meanwhile()
         async for _ in run:
             pass
-
-
-async def settle() -> None:
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 def outstanding(fleet: Fleet) -> int:
@@ -227,13 +222,14 @@ async def test_a_whole_answer_survives_the_loss_of_its_replica_and_nothing_is_co
     await settle_until(lambda: other.num_live == 4)
     for _ in range(3):
         other.step()
-    texts = await asyncio.wait_for(reading, 5)
+    texts = await asyncio.wait_for(reading, 60)
     assert texts == [f" p{i // 2}s{i % 2}w0 p{i // 2}s{i % 2}w1 p{i // 2}s{i % 2}w2" for i in range(4)]
     assert [len(share) for share in other.submissions] == [1, 1], "only the prompt that was lost was given again"
     assert other.submissions[1][0].prompt_index == moved.prompt_index
     assert other.submissions[1][0].request_id != moved.request_id, "what comes late is not taken for news"
     assert run.stats.usage == Usage(prompt_tokens=2, completion_tokens=12)
-    assert (run.stats.num_generated, run.stats.num_moves) == (14, 1), "the lost tokens were computed, too"
+    assert (run.stats.num_generated, run.stats.num_moves) == (12, 1), "nothing is generated twice"
+    assert [len(each.token_ids) for each in other.submissions[1][0].continued if each] == [1, 1]
     assert outstanding(fleet) == 0
 
 
@@ -245,43 +241,8 @@ async def test_prompts_lost_together_are_given_on_together(fleet):
     dying.die(None)
     await settle_until(lambda: other.num_live == 8)
     other.step()
-    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(reading, 60)
     assert [len(share) for share in other.submissions] == [4, 4]
-
-
-async def test_a_stream_survives_a_loss_until_something_of_the_lost_prompt_was_taken(fleet):
-    dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
-    add(fleet, dying, other)
-    async with Router(fleet).open(make_request(prompt=["a", "b"], max_tokens=2, stream=True)) as run:
-        shown = other.submissions[0][0].prompt_index
-        other.step()
-        assert (await anext(run)).part == shown
-        dying.step()
-        await settle_until(lambda: run.has_ready)
-        dying.die(ConnectionResetError("gone"))
-        await settle_until(lambda: other.num_live == 2)
-        assert not run.has_ready, "what the lost attempt said and nobody took is forgotten"
-        other.step()
-        other.step()
-        texts = {0: "", 1: ""}
-        async for event in run:
-            texts[event.index] += event.delta.text
-    assert texts[1 - shown] == f" p{1 - shown}s0w0 p{1 - shown}s0w1"
-    assert texts[shown] == f" p{shown}s0w1"
-
-
-async def test_a_stream_of_which_something_was_taken_ends_with_the_loss_and_aborts_the_rest_elsewhere(fleet):
-    dying, other = make_backend("r0", is_stepped=True), make_backend("r1", is_stepped=True)
-    add(fleet, dying, other)
-    async with Router(fleet).open(make_request(prompt=["a", "b"], stream=True)) as run:
-        dying.step()
-        await anext(run)
-        dying.die(ConnectionResetError("gone"))
-        with pytest.raises(ReplicaLost):
-            await anext(run)
-    await settle()
-    assert other.num_live == 0
-    assert outstanding(fleet) == 0
 
 
 async def test_a_prompt_is_moved_only_so_often(fleet):
@@ -292,7 +253,7 @@ async def test_a_prompt_is_moved_only_so_often(fleet):
         await settle_until(lambda: any(backend.num_live for backend in backends))
         next(backend for backend in backends if backend.num_live).die(ConnectionResetError("gone"))
     with pytest.raises(ReplicaLost):
-        await asyncio.wait_for(reading, 5)
+        await asyncio.wait_for(reading, 60)
     assert sum(len(backend.submissions) for backend in backends) == 3
 
 
@@ -327,7 +288,7 @@ async def test_a_loss_while_submitting_is_not_told_of_prompts_that_moved(fleet):
     lost.refusal = ReplicaLost("gone")
     lost.die(ConnectionResetError("gone"))
     lost.submit_gate.set()
-    await asyncio.wait_for(reading, 5)
+    await asyncio.wait_for(reading, 60)
     assert run.stats.finish_reasons == {FinishReason.LENGTH: 2}
     assert outstanding(fleet) == 0
 
@@ -355,7 +316,7 @@ async def test_an_engine_that_fails_is_asked_once_more_and_what_it_had_left_of_t
     await settle_until(lambda: len(backend.submissions) == 2 and backend.aborted == [failed])
     assert backend.num_live == 2
     backend.step()
-    assert await asyncio.wait_for(reading, 5) == [" p0s0w0", " p0s1w0"]
+    assert await asyncio.wait_for(reading, 60) == [" p0s0w0", " p0s1w0"]
 
 
 async def test_a_replica_whose_files_of_an_adapter_are_gone_is_passed_over(fleet):
@@ -363,7 +324,7 @@ async def test_a_replica_whose_files_of_an_adapter_are_gone_is_passed_over(fleet
     add(fleet, *backends)
     backends[0].refusal = AdapterUnusable("its files cannot be read", "model")
     for _ in range(4):
-        assert await asyncio.wait_for(collected(Router(fleet).open(make_request(max_tokens=1))), 5) == [" p0s0w0"]
+        assert await asyncio.wait_for(collected(Router(fleet).open(make_request(max_tokens=1))), 60) == [" p0s0w0"]
     backends[1].refusal = backends[0].refusal
     with pytest.raises(AdapterUnusable):
         await exhaust(Router(fleet).open(make_request(max_tokens=1)))
@@ -378,7 +339,7 @@ async def test_an_engine_that_fails_twice_is_told_of(fleet):
         next(backend for backend in backends if backend.num_live).fail(EngineFailed("the logits are not numbers"))
         await settle()
     with pytest.raises(EngineFailed, match="not numbers"):
-        await asyncio.wait_for(reading, 5)
+        await asyncio.wait_for(reading, 60)
     assert sorted(len(backend.submissions) for backend in backends) == [0, 1, 1]
     assert outstanding(fleet) == 0
 
@@ -433,7 +394,7 @@ async def test_an_answer_that_is_kept_back_is_never_paused(fleet):
     await settle_until(lambda: backend.num_live == 1)
     for _ in range(30):
         backend.step()
-    assert len((await asyncio.wait_for(reading, 5))[0].split()) == 30
+    assert len((await asyncio.wait_for(reading, 60))[0].split()) == 30
     assert not backend.paused
 
 

@@ -52,16 +52,19 @@ def test_each_delta_tells_the_tokens_of_its_choice_so_far_and_the_finish_correct
     assert stats.num_generated == 7
 
 
-def test_a_dropped_attempt_leaves_only_what_it_had_computed() -> None:
-    stats = RunStats()
+def test_a_move_takes_nothing_back_and_its_pause_ends_with_the_next_news() -> None:
+    now = 10.0
+    stats = RunStats(lambda: now)
     report = PromptReport(num_tokens=8, num_cached_tokens=3, queue_s=0.5)
     finish = Finish(reason=STOP, matched_stop=None, num_tokens=5)
     stats.note(delta(tokens=5, prompt=report, finish=finish), part=0, index=0)
     stats.note(delta(tokens=1, prompt=report), part=1, index=1)
-    stats.drop(0)
-    assert stats.usage == Usage(prompt_tokens=8, completion_tokens=1, cached_tokens=3)
-    assert (stats.num_generated, stats.num_moves, stats.num_finished) == (6, 1, 0)
-    assert stats.queue_s == [0.5]
+    stats.note_move(1)
+    now = 12.5
+    stats.note_pause(1, 11.0)
+    assert stats.usage == Usage(prompt_tokens=16, completion_tokens=6, cached_tokens=6)
+    assert (stats.num_generated, stats.num_moves, stats.num_finished) == (6, 1, 1)
+    assert (stats.queue_s, stats.pauses_s) == ([0.5, 0.5], [1.5])
 
 
 def test_parts_that_a_replica_was_given_are_unheard_until_it_tells_of_their_prompts() -> None:
@@ -70,8 +73,6 @@ def test_parts_that_a_replica_was_given_are_unheard_until_it_tells_of_their_prom
     stats.note(delta(tokens=1, prompt=PromptReport(num_tokens=8, num_cached_tokens=3)), part=1, index=1)
     stats.note(delta(tokens=1), part=2, index=2)
     assert stats.unheard == [0, 2]
-    stats.drop(1)
-    assert stats.unheard == [0, 1, 2]
 
 
 def test_what_was_computed_and_not_told_is_reckoned_by_the_pace_of_what_was() -> None:
@@ -97,12 +98,12 @@ def test_what_was_computed_and_not_told_is_reckoned_by_the_pace_of_what_was() ->
 
 
 def test_usage_is_added_up_once_for_all_who_ask_between_two_deltas_and_is_never_an_old_one() -> None:
-    """Whatever was noted and dropped: it is what one says that has heard it all and was never asked."""
+    """Whatever was noted and moved: it is what one says that has heard it all and was never asked."""
     drawn, stats = random.Random(3), RunStats(lambda: 0.0)
     for number in range(200):
         part, tokens = drawn.randrange(3), drawn.randrange(4)
         if drawn.random() < 0.1:
-            stats.drop(part)
+            stats.note_move(part)
         else:
             report = PromptReport(num_tokens=number, num_cached_tokens=1) if drawn.random() < 0.3 else None
             stats.note(Delta(request_id="r", sample=0, token_ids=(1,) * tokens, prompt=report), part=part, index=part)

@@ -15,7 +15,7 @@ from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from serve_app.router.waking import Waker
-from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
+from tests.fakes import FakeBackend, adapter_card, model_card, replica_card, settle
 
 
 class Bed:
@@ -56,11 +56,6 @@ async def bed() -> AsyncIterator[Bed]:
 
 def body(model: str) -> dict[str, object]:
     return {"model": model, "prompt": "once", "max_tokens": 3}
-
-
-async def settle() -> None:
-    for _ in range(30):
-        await asyncio.sleep(0)
 
 
 async def test_a_sleeping_model_is_listed_and_counts_as_healthy(bed: Bed) -> None:

@@ -8,7 +8,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,8 @@ from typing import Any
 
 from sqlalchemy import create_engine
 from sqlalchemy.engine import URL, make_url
+
+from tests.ports import held_port
 
 ROLE = "serve_app"
 SERVICE_USER = "postgres"
@@ -43,7 +44,8 @@ class Server:
         self._password = secrets.token_hex(16)
         self._numbers = count()
         self._initialise()
-        self.port = _free_port()
+        self._holding = held_port()
+        self.port = self._holding.__enter__()
         self._process = self._start()
 
     def new_database(self) -> str:
@@ -67,6 +69,7 @@ class Server:
     def end(self) -> None:
         self._process.send_signal(signal.SIGINT)  # which ends its connections, too
         self._process.wait(WAIT_S)
+        self._holding.__exit__(None, None, None)
         shutil.rmtree(self._folder)
 
     def _url(self, database: str) -> URL:
@@ -130,9 +133,3 @@ class Server:
             return {"cwd": self._folder}
         owner: Sequence[int] = pwd.getpwnam(self._user)[2:4]
         return {"user": owner[0], "group": owner[1], "extra_groups": [], "cwd": self._folder}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

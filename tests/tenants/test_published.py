@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.tenants import published, tables
 from serve_app.tenants.errors import StoreUnavailable
@@ -106,6 +106,64 @@ def test_there_is_nothing_to_roll_back_to_behind_the_first_version() -> None:
         after(doing("roll back"))
 
 
+def test_a_canary_is_tried_beside_what_the_name_means() -> None:
+    found = after(publishing("v1"), publishing("v2", share=0.05)).find("demo", "sql")
+    assert found is not None
+    assert (found.version, found.previous) == ("v1", None)
+    assert found.canary == Canary(version="v2", path="/a/v2", share=0.05, since=5.0, by="acme")
+    of_folder = after(publishing("v2", share=0.05, served=("f0", "/folder"))).find("demo", "sql")
+    assert of_folder is not None
+    assert (of_folder.version, of_folder.path, of_folder.canary) == ("f0", "/folder", found.canary)
+
+
+def test_a_canary_needs_a_name_that_is_served_in_another_version_and_folder() -> None:
+    served = after(publishing("v1"))
+    for refused, reason in (
+        (publishing("v2", name="law", share=0.05), "a name that is not served yet"),
+        (publishing("v1", share=0.05), "the version that the name means already"),
+        (publishing("v2", share=0.05, path="/a/v1"), "be another folder"),
+    ):
+        with pytest.raises(InvalidRequest, match=reason):
+            changed(served, refused)
+    tried = changed(served, publishing("v2", share=0.05))
+    with pytest.raises(InvalidRequest, match="Roll it back, or publish in place"):
+        changed(tried, publishing("v3", share=0.05))
+    again = changed(tried, publishing("v2", share=0.5)).find("demo", "sql")
+    assert again is not None
+    assert again.canary is not None
+    assert again.canary.share == 0.5
+
+
+def test_a_canary_becomes_what_the_name_means_or_ends() -> None:
+    tried = after(publishing("v1"), publishing("v2", share=0.5))
+    whole = changed(tried, doing("widen", version="v2", share=1.0, tried=0.5, by="rollout")).find("demo", "sql")
+    assert whole is not None
+    assert (whole.version, whole.previous, whole.canary, whole.by) == ("v2", ("v1", "/a/v1"), None, "acme")
+    back = changed(tried, doing("roll back")).find("demo", "sql")
+    assert back is not None
+    assert (back.version, back.previous, back.canary) == ("v1", None, None)
+    for version, previous in (("v1", None), ("v2", ("v1", "/a/v1")), ("v3", ("v1", "/a/v1"))):
+        in_place = changed(tried, publishing(version, in_place=True)).find("demo", "sql")
+        assert in_place is not None
+        assert (in_place.version, in_place.previous, in_place.canary) == (version, previous, None)
+    gone = changed(tried, doing("withdraw"))
+    assert gone.adapters == ()
+    with pytest.raises(AdapterNotFound):
+        changed(gone, doing("widen", version="v2", share=1.0, tried=0.5))
+
+
+def test_of_two_who_decide_about_a_canary_one_is_heard_and_a_rollback_is_final() -> None:
+    tried = after(publishing("v1"), publishing("v2", share=0.05))
+    widen = doing("widen", version="v2", share=0.25, tried=0.05)
+    widened = changed(tried, widen)
+    assert changed(widened, widen) is widened
+    back = changed(widened, doing("roll back", version="v2"))
+    assert changed(back, doing("widen", version="v2", share=0.5, tried=0.25)) is back
+    assert changed(back, doing("roll back", version="v2")) is back
+    other = changed(back, publishing("v3", share=0.05))
+    assert changed(other, doing("roll back", version="v2")) is other
+
+
 def test_a_withdrawn_name_means_nothing_until_it_is_published_again() -> None:
     gone = after(publishing("v1"), doing("withdraw"))
     assert (gone.adapters, gone.withdrawn, gone.withdrawn_of("demo")) == ((), (("demo", "sql"),), {"sql"})
@@ -147,6 +205,11 @@ def test_what_is_kept_is_what_was_changed(kept: Kept) -> None:
         publishing("v3"),
         publishing("w2", name="law", in_place=True),
         doing("roll back", name="law"),
+        publishing("w9", name="law", share=0.05),
+        doing("widen", name="law", version="w9", share=0.25, tried=0.05, by="rollout", at=8.0),
+        publishing("v4", share=0.5),
+        doing("widen", version="v4", share=1.0, tried=0.5, reason="no worse"),
+        doing("roll back", name="law", version="w9", reason="it fails"),
     ]
     expected = AdapterSet()
     for step in steps:
@@ -179,6 +242,41 @@ def test_every_change_in_a_store_has_an_event_and_grows_its_version(url: str) ->
     assert told == [("key-1", "publish adapter", "demo:sql"), ("key-2", "withdraw adapter", "demo:sql")]
     assert store.version == before + 2
     store.close()
+
+
+def test_the_events_of_a_canary_have_its_share_and_the_reason(url: str) -> None:
+    store = TenantStore(url)
+    change_published(store, publishing("v1"))
+    change_published(store, publishing("v2", share=0.05))
+    change_published(store, doing("widen", version="v2", share=0.25, tried=0.05, by="rollout", reason="no worse"))
+    change_published(store, doing("roll back", version="v2", by="rollout", reason="it fails"))
+    told = [(each.actor, each.action, each.details.get("share"), each.details.get("reason")) for each in store.events()]
+    assert told[1:] == [
+        ("acme", "publish adapter", 0.05, None),
+        ("rollout", "widen adapter", 0.25, "no worse"),
+        ("rollout", "roll back adapter", None, "it fails"),
+    ]
+    store.close()
+
+
+def test_a_store_without_canaries_is_read_and_gets_their_table_with_the_first_change(url: str) -> None:
+    old = TenantStore(url)
+    expected = change_published(old, publishing("v1"))
+    tables.canaries.drop(old.engine)
+    assert published_in(old) == expected
+    tried = change_published(old, publishing("v2", share=0.05))
+    assert published_in(old) == tried
+    old.close()
+
+
+def test_a_file_without_canaries_is_read(tmp_path: Path) -> None:
+    file = PublishedFile(tmp_path / "adapters.json")
+    expected = file.change(publishing("v1"))
+    written = json.loads((tmp_path / "adapters.json").read_text())
+    for each in written["adapters"]:
+        del each["canary"]
+    (tmp_path / "adapters.json").write_text(json.dumps(written))
+    assert file.read() == expected
 
 
 def test_a_store_that_an_earlier_version_made_gets_its_table_with_the_first_change(url: str) -> None:

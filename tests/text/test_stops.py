@@ -23,7 +23,7 @@ def run(matcher: StopMatcher, pieces: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=700, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
 def test_all_that_is_shown_is_the_text_before_the_earliest_stop(stops: tuple[str, ...], pieces: list[str]) -> None:
     matcher = StopMatcher(stops)
@@ -31,7 +31,7 @@ def test_all_that_is_shown_is_the_text_before_the_earliest_stop(stops: tuple[str
 
 
 @pytest.mark.slow
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(stops=STOPS, pieces=PIECES)
 def test_exactly_what_every_continuation_would_show_is_shown_at_once(stops: tuple[str, ...], pieces: list[str]) -> None:
     matcher, taken, shown = StopMatcher(stops), "", ""

@@ -314,14 +314,14 @@ EVERY_FORM = st.sampled_from([*dict.fromkeys(FORMS.values()), UNKNOWN])
 
 
 @pytest.mark.law("Calls")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(form=EVERY_FORM, text=TEXTS, cuts=CUTS, is_cut=st.booleans())
 def test_every_split_of_a_text_is_read_alike(form: Form, text: str, cuts: list[int], is_cut: bool) -> None:
     assert streamed(form, split(text, cuts), is_cut=is_cut) == streamed(form, [text], is_cut=is_cut)
     assert whole(form, text, is_cut=is_cut) == streamed(form, [text], is_cut=is_cut)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(form=EVERY_FORM, text=TEXTS)
 def test_content_keeps_its_order_and_only_a_text_with_calls_loses_anything(form: Form, text: str) -> None:
     content, calls = streamed(form, list(text))
@@ -334,7 +334,7 @@ SEGMENTS = st.lists(st.text("ab<|[_tT", min_size=1, max_size=6) | st.sampled_fro
 
 
 @pytest.mark.law("Calls")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(form=st.sampled_from([HERMES, MISTRAL]), segments=SEGMENTS, cuts=CUTS)
 def test_no_character_between_calls_is_lost_doubled_or_moved(form: Form, segments: list[str], cuts: list[int]) -> None:
     """Texts of content and calls in any order, of which each side is known."""
@@ -347,7 +347,7 @@ def test_no_character_between_calls_is_lost_doubled_or_moved(form: Form, segment
     assert streamed(form, split(text, cuts)) == whole(form, text) == (content, calls)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     form=ANY_FORM,
     before=st.text("ab <|[_t\n", max_size=8),

@@ -143,9 +143,10 @@ def _token(environment: Mapping[str, str]) -> SecretFile | None:
 
 def _pickles(content: Mapping[str, Any]) -> Iterator[str]:
     for args in args_of(content):
-        for name in ("path", "adapters"):
-            folder = Path(str(args.get(name) or ""))
-            if args.get(name) and folder.is_dir():
+        adapters = args.get("adapters")
+        for named in (args.get("path"), adapters.get("path") if isinstance(adapters, dict) else adapters):
+            folder = Path(str(named or ""))
+            if named and folder.is_dir():
                 yield from (str(each) for each in sorted(folder.rglob("*")) if each.suffix in PICKLES)
 
 

@@ -45,6 +45,7 @@ class Slots:
     executor:  one thread, beside the engine's; None loads at once, within `acquire`
     on_staged: called in the executor's thread when there is something to poll
     fits:      whether versions may be resident together
+    clock:     seconds, monotonic
     kept:      versions that give way last, as they can be read no more
     residency: which versions have a slot, and how long loads took; may be read by any thread
     """
@@ -58,12 +59,14 @@ class Slots:
         executor: Executor | None = None,
         on_staged: Callable[[], None] | None = None,
         fits: Callable[[Iterable[str]], bool] = lambda versions: True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._load = load
         self._vacate = vacate
         self._executor = executor or Inline()
         self._on_staged = on_staged
         self._fits = fits
+        self._clock = clock
         self.kept: frozenset[str] = frozenset()
         self._free = list(range(num_slots))[::-1]
         self._slot_of: OrderedDict[str, int] = OrderedDict()  # least recently used first
@@ -172,7 +175,7 @@ class Slots:
             self._vacate(slot)
         self.num_loads += 1
         self._slot_of[version] = slot
-        self._sent_at[version] = time.monotonic()
+        self._sent_at[version] = self._clock()
         self._note_residents()
         future = self._executor.submit(self._load, slot, version)
         self._staging[version] = future
@@ -188,7 +191,7 @@ class Slots:
 
     def _settle(self, version: str, future: Future[Callable[[], None] | None]) -> None:
         error = future.exception()
-        self._load_s += time.monotonic() - self._sent_at.pop(version)
+        self._load_s += self._clock() - self._sent_at.pop(version)
         self._note_residents()
         if error is None:
             swap_in = future.result()

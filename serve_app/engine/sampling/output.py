@@ -66,6 +66,25 @@ class Output:
                     deltas += self._coalescer.take(span.sequence, [failure])
         return deltas
 
+    def go_on(self, sequence: Sequence) -> None:
+        """Take over what was generated of a new sequence elsewhere, and let nothing of it be told again.
+
+        It is left as one that was preempted: its tokens are there, and have to be computed. Any thread may ask.
+        """
+        request = sequence.request
+        sequence.shown.is_prompt_reported = sequence.spent.is_prompt_counted = request.is_reported
+        continued = request.continued[sequence.sample] if request.continued else None
+        if continued is None:
+            return
+        for token_id in continued.token_ids:
+            if sequence.is_finished:
+                raise EngineFailed("the completion that was begun elsewhere ends before its last token")
+            sequence.token_ids.append(token_id)
+            sequence.shown.num_chars += len(self._take(sequence, token_id, None))
+        if continued.mu is not None:
+            sequence.sampling_state.mu = continued.mu
+        sequence.spent.num_counted = sequence.num_taken
+
     def finish_unsampled(self, sequence: Sequence) -> list[Delta]:
         """End a request for which nothing is to be generated, its siblings with it."""
         deltas = []
@@ -123,6 +142,7 @@ class Output:
             logprobs=self._shown_logprobs(sequence),
             prompt=report,
             finish=sequence.finish,
+            mu=sequence.sampling_state.mu if sequence.request.sampling.mirostat else None,
         )
 
     def _force(self, sequence: Sequence, token_ids: list[int]) -> str:

@@ -6,6 +6,7 @@ import { Refused, ask } from "./service.js";
 
 const ROUTE = "admin/adapters";
 const short = (version) => make("code", { title: version }, version.slice(0, 12));
+const tag = (text) => make("span", { class: "tag" }, text);
 
 /** Shows what is published, if the key may see it. changed: called when something else is served */
 export class Adapters {
@@ -32,13 +33,22 @@ export class Adapters {
   table(entries) {
     const columns = [
       ["name", (each) => make("code", {}, each.id)],
-      ["version", (each) => (each.reason ? make("span", { class: "tag" }, `unusable: ${each.reason}`) : short(each.version))],
+      ["version", (each) => make("span", {}, each.reason ? tag(`unusable: ${each.reason}`) : short(each.version), each.refused ? tag(`its folder is refused: ${each.refused}`) : null)],
+      ["canary", (each) => (each.canary ? this.canary(each.canary) : "–")],
       ["before", (each) => (each.previous ? short(each.previous.version) : "–")],
       ["published", (each) => (each.published_at ? `${new Date(each.published_at * 1000).toLocaleString()} by ${each.by}` : "in its folder")],
       ["replicas", (each) => `${each.replicas} of ${each.ready_replicas}`, true],
-      ["", (each) => make("span", {}, each.previous ? this.action(each, "Roll back", () => this.rollBack(each)) : null, this.action(each, "Withdraw", () => this.withdraw(each)))],
+      ["", (each) => make("span", {}, each.previous || each.canary ? this.action(each, "Roll back", () => this.rollBack(each)) : null, this.action(each, "Withdraw", () => this.withdraw(each)))],
     ];
     return table("Adapters and their versions", columns, entries);
+  }
+
+  /** A version that is tried: its share, and how its requests compare with those beside it. */
+  canary(tried) {
+    const told = ({ requests, errors }) => `${errors} of ${requests} failed`;
+    const figures = [`${told(tried.counted)} (beside it ${told(tried.beside)})`];
+    if (tried.divergence !== null) figures.push(`divergence ${tried.divergence.toFixed(2)} nats per token`);
+    return make("span", {}, short(tried.version), ` ${+(100 * tried.share).toFixed(2)} % of requests. ${figures.join(", ")}`);
   }
 
   /** A button that asks once more before it does anything. */
@@ -54,8 +64,8 @@ export class Adapters {
   }
 
   async publish() {
-    const [name, path] = ["publish-name", "publish-path"].map((id) => byId(id).value.trim());
-    const body = { lora_name: name, lora_path: path, load_inplace: byId("publish-in-place").checked };
+    const [name, path, canary] = ["publish-name", "publish-path", "publish-canary"].map((id) => byId(id).value.trim());
+    const body = { lora_name: name, lora_path: path, load_inplace: byId("publish-in-place").checked, canary: canary || null };
     await ask(ROUTE, { method: "POST", body });
     byId("publish").reset();
   }

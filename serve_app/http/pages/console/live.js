@@ -95,11 +95,21 @@ function gauge(value, most, text) {
   return make("div", {}, text, bar);
 }
 
+/** Those that run, and what of it changes. */
+function replicasOf(now, model) {
+  const running = now.replicas.filter((each) => each.model === model).length;
+  const scale = now.scales.find((each) => each.id === model);
+  if (!scale) return count(running);
+  const changes = ["starting", "draining"].filter((name) => scale[name]).map((name) => `${count(scale[name])} ${name}`);
+  return [`${count(running)} of ${count(scale.wanted)}`, ...changes].join(", ");
+}
+
 function queues(now) {
   const waiting = (ids, state) => ids.map((id) => ({ id, state }));
   const columns = [
     ["model", (model) => make("code", {}, model.id)],
     ["state", (model) => (model.state ? make("span", { class: "tag" }, model.state) : make("span", { class: "tag good" }, "ready"))],
+    ["replicas", (model) => (model.state === "asleep" ? "–" : replicasOf(now, model.id))],
     ["inside, of so many places", (model) => (model.state ? "–" : gauge(model.sequences, model.places, `${count(model.sequences)} of ${count(model.places)}`))],
     ["a request now would wait", (model) => (model.state ? "–" : seconds(model.wait_s)), true],
   ];

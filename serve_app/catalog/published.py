@@ -1,0 +1,132 @@
+"""Reads adapters that were published: from a folder that the machine sees, or from an address, through its cache."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from serve_app.catalog.adapters import read_published, read_version
+from serve_app.catalog.cache import AdapterCache
+from serve_app.catalog.files import CatalogError
+from serve_app.catalog.sources import is_address
+from serve_app.core.cards import AdapterRecord
+from serve_app.core.errors import InvalidRequest, ServeError, Unavailable
+from serve_app.core.machine import ROOT
+
+logger = logging.getLogger(__name__)
+
+FETCH_S = 600.0
+"""In which an adapter must have been fetched."""
+RETRY_S = 10
+PATH = "lora_path"
+REFUSED = "refused"
+PROGRAM = ("-P", "-m", "serve_app.catalog.fetching")
+ONLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
+"""For the process that fetches alone; a replica's own libraries stay offline."""
+
+
+class PublishedFiles:
+    """Reads adapters for one replica, or for one publication. It blocks, and one thread at a time uses it.
+
+    What it read from an address stays in the machine's cache until it is released; others find it there, by digest.
+
+    environ: of the machine: the cache, credentials and endpoints
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, *, fetch_s: float = FETCH_S) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._fetch_s = fetch_s
+        self._opened: AdapterCache | None = None
+
+    def read(self, path: str, name: str, version: str) -> AdapterRecord:
+        """Read a version of an adapter; a record of another version where the files have changed.
+
+        What is wrong with the files is in the record. Raises InvalidRequest and Unavailable for what cannot be fetched.
+        """
+        if not is_address(path):
+            return read_published(Path(path), name)
+        with self._failing() as cache:
+            folder = cache.hold(version)
+            if folder is None:
+                with cache.alone(version):  # others of this machine that want it wait, and find it
+                    folder = cache.hold(version)
+                    if folder is None:
+                        found, folder = self._fetch(cache, path, wanted=version)
+                        if folder is None:
+                            return AdapterRecord(name=name, path=Path(path), version=found)
+            return read_published(folder, name)
+
+    def fetch(self, url: str) -> str:
+        """Fetch what lies at an address now, keep it, and return its version. Raises InvalidRequest, Unavailable."""
+        with self._failing() as cache:
+            return self._fetch(cache, url)[0]
+
+    def release(self, versions: Iterable[str]) -> None:
+        """Let the cache remove versions."""
+        if self._opened is not None:
+            for each in versions:
+                self._opened.release(each)
+
+    def close(self) -> None:
+        """Release everything."""
+        if self._opened is not None:
+            self._opened.close()
+
+    def _fetch(self, cache: AdapterCache, url: str, *, wanted: str | None = None) -> tuple[str, Path | None]:
+        """Return version and folder of what lies at an address; no folder where another version is wanted."""
+        with cache.unfinished() as folder:
+            self._run(url, folder)
+            version = read_version(folder, root=folder)
+            return version, cache.keep(folder, version) if wanted in (None, version) else None
+
+    def _run(self, url: str, folder: Path) -> None:
+        search = os.pathsep.join(filter(None, (str(ROOT), self._environ.get("PYTHONPATH"))))
+        environ = {**self._environ, **ONLINE, "PYTHONPATH": search}
+        command = [sys.executable, *PROGRAM, url, str(folder)]
+        try:
+            done = subprocess.run(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=self._fetch_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise _unreached(f"{url} was not fetched within {self._fetch_s:g} s") from None
+        try:
+            told = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            logger.error("the process that fetches %s ended with %d", url, done.returncode)
+            raise _unreached(f"the process that fetches {url} ended with {done.returncode}") from None
+        if told:
+            logger.warning("adapter at %s: %s", url, told["detail"])
+            if told["kind"] != REFUSED:
+                raise _unreached(f"{url}: {told['reason']}")
+            must = "be an adapter that this machine can fetch"
+            raise InvalidRequest.refusing(PATH, must=must, found=f"{url}: {told['reason']}")
+
+    @contextmanager
+    def _failing(self) -> Iterator[AdapterCache]:
+        """Give the cache, and turn what goes wrong with it or with the files into what a publisher is told."""
+        try:
+            if self._opened is None:
+                self._opened = AdapterCache.of(self._environ)
+            yield self._opened
+        except CatalogError as error:
+            must = "be an adapter that this machine can fetch"
+            raise InvalidRequest.refusing(PATH, must=must, found=f"one that is refused: {error}") from None
+        except OSError as error:
+            logger.error("the cache of adapters: %s", error)
+            raise _unreached(f"the cache of adapters on that machine cannot be used ({error.strerror})") from None
+
+
+def _unreached(reason: str) -> ServeError:
+    return Unavailable(f'"{PATH}" cannot be fetched now: {reason}.', PATH, {"retry_after_s": RETRY_S})
