@@ -400,15 +400,11 @@ class View:
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
-        catalog = self._catalog
-        if name == ONLY_MODEL and name not in catalog.models and name not in self.aliases:
-            bases = sorted({*self.bases, *self.asleep})
-            if len(bases) > 1:
-                must = f"be one of {', '.join(bases[:MAX_NAMED])}, as several models are served"
-                raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
-            name = bases[0] if bases else name
+        name = self._as_only_model(name, param)
         error: ServeError | None = None
-        asking = catalog.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order, draw=draw)
+        asking = self._catalog.tried(
+            name, lora_path=lora_path, param=param, lora_param=lora_param, order=order, draw=draw
+        )
         for address, found in asking:
             if isinstance(found, ModelRef):
                 return found
@@ -425,6 +421,16 @@ class View:
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
                 return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param, draw=draw)
         raise error
+
+    def _as_only_model(self, name: str, param: str) -> str:
+        """Return the only model's name where that is meant, and else the name as it is."""
+        if name != ONLY_MODEL or name in self._catalog.models or name in self.aliases:
+            return name
+        bases = sorted({*self.bases, *self.asleep})
+        if len(bases) > 1:
+            must = f"be one of {', '.join(bases[:MAX_NAMED])}, as several models are served"
+            raise ModelNotFound.refusing(param, must=must, found=f'nothing, or "{ONLY_MODEL}"')
+        return bases[0] if bases else name
 
     @property
     def _catalog(self) -> Catalog:

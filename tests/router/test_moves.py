@@ -68,7 +68,7 @@ async def test_completions_that_have_ended_are_not_asked_for_again(fleet):  # no
     assert moved.samples == (1, 2)
     for _ in range(4):
         other.step()
-    assert await asyncio.wait_for(reading, 5) == [" s0w0", " s1w0 s1w1 s1w2", "".join(f" s2w{w}" for w in range(5))]
+    assert await asyncio.wait_for(reading, 60) == [" s0w0", " s1w0 s1w1 s1w2", "".join(f" s2w{w}" for w in range(5))]
 
 
 async def test_a_stream_goes_on_only_where_its_numbers_are_the_same(fleet):  # noqa: F811
@@ -117,4 +117,4 @@ async def test_what_a_leaving_replica_computes_goes_on_elsewhere_however_often_t
         await settle_until(lambda old=old, new=new: (old.num_live, new.num_live) == (0, 1))
     backends[-1].step()
     backends[-1].step()
-    assert await asyncio.wait_for(reading, 5) == ["".join(f" p0s0w{word}" for word in range(7))]
+    assert await asyncio.wait_for(reading, 60) == ["".join(f" p0s0w{word}" for word in range(7))]
