@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 import yaml
 
+from serve_app.core.cards import Scale
 from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.observe.__main__ import write
 from tests.flow.stack import Stack, running_stack
@@ -147,8 +148,21 @@ async def load(stack: Stack) -> None:
         {"model": "prod", "prompt": [f"Story {number}" for number in range(4)], "max_tokens": 6},
         {"model": "nobody", "prompt": "x"},
     ]
-    await asyncio.gather(*(stack.post(body) for body in bodies))
+    await asyncio.gather(*(stack.post(body) for body in bodies), moved(stack))
+    stack.fleet.expect(["demo"], (), {"demo": Scale(wanted=2, starting=0, draining=0)})
     await stack.greet()
+
+
+async def moved(stack: Stack) -> None:
+    """A completion that goes on at the other replica, as the one that has it leaves."""
+    asking = asyncio.create_task(stack.post({"model": "demo", "prompt": "Once", "min_tokens": 48, "max_tokens": 48}))
+    busy: list[int] = []
+    while not (busy or asking.done()):
+        await asyncio.sleep(0)
+        busy = [number for number, service in enumerate(stack.services) if service.num_open]
+    for number in busy[:1]:
+        stack.fleet.remove(f"replica-{number}")
+    assert (await asking).status_code == 200
 
 
 async def scrapes(client: httpx.AsyncClient) -> int:
@@ -173,8 +187,11 @@ async def test_every_query_of_every_rule_and_board_returns_data(
         prometheus(port, tmp_path) as client,
         asyncio.timeout(240),
     ):
-        while await scrapes(client) < NUM_SCRAPES:
+        for _ in range(NUM_SCRAPES):
+            before = await scrapes(client)
             await load(stack)
+            while await scrapes(client) <= before + 1:  # noqa: ASYNC110
+                await asyncio.sleep(SCRAPE_S)
         empty = [
             f"{query.place}: {query.expr}"
             for query in every_query()
