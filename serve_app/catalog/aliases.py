@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from serve_app.catalog.files import CatalogError
 
@@ -21,9 +21,11 @@ class Alias:
     """What a further name means.
 
     weights: of the addresses that answer; other aliases may be among them
+    shadow:  by address, the percentage of requests that it computes, too, without being shown
     """
 
     weights: Weights
+    shadow: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_weighted(self) -> bool:
@@ -39,7 +41,9 @@ class Alias:
         """Return in one sentence who answers how often."""
         whole = math.fsum(self.weights.values())
         shares = ", ".join(f"{target} {100 * self.weights[target] / whole:.3g}%" for target in self.targets)
-        return f"of its requests answers {shares}; the same tenant and `user` get the same one again"
+        answers = f"of its requests answers {shares}; the same tenant and `user` get the same one again"
+        hidden = [f"{target} computes {percent:g}% of them, too, unseen" for target, percent in self.shadow.items()]
+        return "; ".join([answers, *hidden])
 
 
 Aliases = Mapping[str, Alias]
@@ -51,14 +55,29 @@ def heaviest_first(alias: str, weights: Weights) -> list[str]:
 
 
 def read_alias(said: object) -> Alias:
-    """Return what an alias is in a cluster file: an address, or weights by address. Raises CatalogError."""
+    """Return what an alias is in a cluster file. Raises CatalogError.
+
+    said: an address, weights by address, or either as `to` with percentages by address as `shadow`
+    """
     if isinstance(said, Alias):
         return said
     if isinstance(said, str):
         return Alias(weights={said: 1.0})
     if not isinstance(said, Mapping):
         raise CatalogError('must be an address, or weights by address as {"demo:a": 95, "demo:b": 5}')
-    return Alias(weights=_weights(said))
+    if not isinstance(said.get("to"), str | Mapping):
+        return Alias(weights=_weights(said))
+    if unknown := [str(key) for key in said if key not in ("to", "shadow")]:
+        raise CatalogError(f'takes "shadow" beside "to", found {", ".join(unknown)}')
+    shadow = said.get("shadow", {})
+    if not isinstance(shadow, Mapping):
+        raise CatalogError(f'"shadow" must be percentages by address as {{"demo:b": 10}}, found {shadow!r}')
+    return replace(read_alias(said["to"]), shadow=_shadow(shadow))
+
+
+def _shadow(said: Mapping[object, object]) -> dict[str, float]:
+    percentages = _numbers(said, "the percentage", 100.0) if said else {}
+    return {target: percent for target, percent in percentages.items() if percent}
 
 
 def read_aliases(said: Mapping[str, object]) -> dict[str, Alias]:
@@ -85,18 +104,23 @@ def addresses_of(name: str, aliases: Aliases, order: Order = heaviest_first) -> 
 
 
 def _weights(said: Mapping[object, object]) -> dict[str, float]:
-    if not 0 < len(said) <= MAX_TARGETS:
-        raise CatalogError(f"must have 1 to {MAX_TARGETS} targets, found {len(said)}")
-    weights = {}
-    for target, weight in said.items():
-        if not isinstance(target, str) or not target or target != target.strip():
-            raise CatalogError(f"a target must be an address such as demo:sql, found {target!r}")
-        if not isinstance(weight, int | float) or isinstance(weight, bool) or not 0 <= weight <= MAX_WEIGHT:
-            raise CatalogError(f"the weight of {target!r} must be a number from 0 to {MAX_WEIGHT:g}, found {weight!r}")
-        weights[target] = float(weight)
-    if not math.fsum(weights.values()):
+    weights = _numbers(said, "the weight", MAX_WEIGHT)
+    if not any(weights.values()):
         raise CatalogError("at least one weight must be above 0, or nobody would answer")
     return weights
+
+
+def _numbers(said: Mapping[object, object], what: str, most: float) -> dict[str, float]:
+    if not 0 < len(said) <= MAX_TARGETS:
+        raise CatalogError(f"must have 1 to {MAX_TARGETS} targets, found {len(said)}")
+    numbers = {}
+    for target, number in said.items():
+        if not isinstance(target, str) or not target or target != target.strip():
+            raise CatalogError(f"a target must be an address such as demo:sql, found {target!r}")
+        if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number <= most:
+            raise CatalogError(f"{what} of {target!r} must be a number from 0 to {most:g}, found {number!r}")
+        numbers[target] = float(number)
+    return numbers
 
 
 def _check_circles(aliases: Aliases) -> None:

@@ -249,8 +249,10 @@ def _check_aliases(said: Mapping[str, object], cards: Sequence[ModelCard], path:
     for name, alias in catalog.aliases.items():
         here = (*path, name)
         for target in alias.weights:
-            yield from _check_target(catalog, target, (*here, target) if isinstance(said[name], dict) else here)
-        if alias.is_weighted:
+            yield from _check_target(catalog, target, (*here, *_steps_to(target, said[name])))
+        for target in alias.shadow:
+            yield from _check_target(catalog, target, (*here, "shadow", target))
+        if alias.is_weighted or alias.shadow:
             yield Finding(path=here, message=alias.told(), severity=Severity.NOTE)
 
 
@@ -263,6 +265,13 @@ def _check_target(catalog: Catalog, target: str, path: Path) -> Iterator[Finding
             yield Finding(path=path, message=f"leads to {target!r}, which is nothing that is served: {error}")
         elif target.partition(":")[0] not in catalog.models:
             yield Finding(path=path, message=f"leads to {target!r}, and no model of this file has that name")
+
+
+def _steps_to(target: str, said: object) -> Path:
+    """Return where in an alias this target stands."""
+    if not isinstance(said, dict):
+        return ()
+    return (target,) if target in said else ("to", *_steps_to(target, said.get("to")))
 
 
 def _is_alias(said: object) -> bool:

@@ -177,7 +177,9 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     """The router's `user_config`: running replicas take it over within a second, nothing restarts.
 
     aliases:        further names of models, `alias: base`, `alias: base:adapter` or a mix of adapters; of several
-                    targets each answers as often as its weight says, `alias: {"base:adapter": 95, "base:other": 5}`
+                    targets each answers as often as its weight says, `alias: {"base:adapter": 95, "base:other": 5}`;
+                    `alias: {to: …, shadow: {"base:new": 10}}` has 10 % of the requests computed by another one, too,
+                    unseen
     dialect:        of requests that name none, to models that have none of their own
     placement:      which replica gets a prompt: `warm` is where it costs least, prefixes and adapters that are there
                     considered; `least_work` has the fewest sequences for its size; `power_of_two` is the better one of

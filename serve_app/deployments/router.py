@@ -43,6 +43,7 @@ from serve_app.router.quotas import Quotas
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
+from serve_app.router.shadow import Shadows
 from serve_app.router.waking import Waker
 from serve_app.router.watching import Watching
 from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
@@ -93,6 +94,7 @@ class RouterReplica:
             source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
             self._accounts = source
         self._publishing = Publishing(self._fleet, source)
+        self._shadows = Shadows(self._fleet, self._admission)
         self._rollouts = Rollouts(self._publishing, self._fleet)
         self._metrics = self._metrics_of(router_id)
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
@@ -176,6 +178,7 @@ class RouterReplica:
             admission=self._admission,
             rollouts=self._rollouts,
             revision=lambda: publishing.revision,
+            tallies=self._shadows.tallies,
         )
 
     def _note_look(self, is_good: Callable[[str], bool]) -> None:
@@ -204,6 +207,7 @@ class RouterReplica:
             accounting=accounting,
             waker=self._waker,
             rollouts=self._rollouts,
+            shadows=self._shadows,
         )
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},

@@ -52,7 +52,9 @@ def build_app(
     settings = settings or HttpSettings()
     publishing = publishing or Publishing(router.fleet)
     rollouts = router.rollouts or Rollouts(publishing, router.fleet)
-    metrics = metrics or Metrics(router.fleet, admission=router.admission, rollouts=rollouts)
+    metrics = metrics or Metrics(
+        router.fleet, admission=router.admission, rollouts=rollouts, tallies=router.shadows.tallies
+    )
     live = Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
 
     def routes_for(tenant: Tenant) -> ASGIApp:

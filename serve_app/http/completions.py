@@ -134,6 +134,7 @@ class Completions:
             story.opened = opened
             async with opened as run:
                 story.run = run  # from here on it is written down
+                self._router.shadow(request, run, request_id=story.request_id)
                 own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"
                 head = ResponseHead(id=own_id, created=int(time.time()), model=request.model)
                 if request.stream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.rollout import DECISIONS
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run
+from serve_app.router.shadow import Outcome, Tally
 from serve_app.router.stats import RunStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -97,6 +98,7 @@ class Metrics:
         admission: Admission | None = None,
         rollouts: Rollouts | None = None,
         revision: Callable[[], int] = int,
+        tallies: Mapping[str, Tally] | None = None,
     ) -> None:
         """revision: of the published adapters, as the router has heard of it"""
         self._router_id = router_id
@@ -130,6 +132,8 @@ class Metrics:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
         if rollouts is not None:
             self._registry.register(Series(router_id, partial(rollout_state, rollouts)))
+        if tallies is not None:
+            self._registry.register(Series(router_id, partial(shadow_totals, tallies)))
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /metrics."""
@@ -287,6 +291,24 @@ def rollout_state(rollouts: Rollouts) -> Iterator[Family]:
     yield Family("canaries", "Adapters of which a version is tried.", [((), rollouts.num_canaries)])
     decisions = (((each,), rollouts.decisions[each]) for each in DECISIONS)
     yield Family("canary_decisions", "Canaries widened or rolled back.", decisions, ("decision",), is_total=True)
+
+
+SHADOW_TOTALS: dict[str, tuple[str, Callable[[Tally], float]]] = {
+    "first_token_seconds": ("Time to the first tokens of shadows, added up.", lambda tally: tally.first_token_s),
+    "decode_seconds": ("Time from the first to the last tokens of shadows, added up.", lambda tally: tally.decode_s),
+    "completion_tokens": ("Tokens that shadows generated.", lambda tally: tally.completion_tokens),
+}
+
+
+def shadow_totals(tallies: Mapping[str, Tally]) -> Iterator[Family]:
+    """Yield what shadows came to, by the address that computed them."""
+    outcomes = (
+        ((model, outcome.value), tally.outcomes[outcome]) for model, tally in tallies.items() for outcome in Outcome
+    )
+    yield Family("shadow_requests", "Requests computed besides, unseen.", outcomes, ("model", "outcome"), is_total=True)
+    for name, (text, value_of) in SHADOW_TOTALS.items():
+        samples = (((model,), value_of(tally)) for model, tally in tallies.items())
+        yield Family(f"shadow_{name}", text, samples, ("model",), is_total=True)
 
 
 class CountedRequests:

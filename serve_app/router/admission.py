@@ -195,6 +195,11 @@ class Admission:
         """Sequences that are admitted, and places for sequences, by model."""
         return {model: (self._gate(model, room).num_inside, room.num_places) for model, room in self._rooms().items()}
 
+    def free_slots(self, model: str) -> int:
+        """Return how many sequences replicas could begin at once beside those that are admitted; below 0 some wait."""
+        room = self._rooms().get(model)
+        return 0 if room is None else room.num_slots - self._gate(model, room).num_inside - room.num_foreign
+
     def enter(self, share: Share = ANYBODY) -> Ticket:
         """Admit a request of which only the tenant is known.
 

@@ -421,7 +421,7 @@ class View:
         raise error
 
     def _only_model(self, name: str, param: str) -> str:
-        """The only model where that is asked for, else the name. Raises ModelNotFound where there are several."""
+        """Return the only model's name where that is meant, and else the name as it is. Raises ModelNotFound."""
         if name != ONLY_MODEL or name in self._catalog.models or name in self.aliases:
             return name
         bases = sorted({*self.bases, *self.asleep})

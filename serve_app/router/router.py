@@ -21,7 +21,7 @@ from serve_app.core.ledger import Prices
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import SuffixMode
 from serve_app.core.request import GenerationRequest
-from serve_app.core.tenants import LOCAL, Tenant
+from serve_app.core.tenants import LOCAL, Rights, Tenant
 from serve_app.router.accounting import Accounting
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import ASLEEP, Fleet
@@ -30,6 +30,7 @@ from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run, RunSettings
+from serve_app.router.shadow import Shadows
 from serve_app.router.stats import TokenIds
 from serve_app.router.variants import in_order, share_of
 from serve_app.router.waking import Answer, Waker
@@ -59,6 +60,7 @@ class Router:
     accounting: where limits are kept and requests written down; None is nowhere
     waker:     what wakes models that were scaled to zero; None wakes none
     rollouts:  what compares canaries with the versions beside them; None compares none
+    shadows:   what computes requests besides, unseen
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Router:
         accounting: Accounting | None = None,
         waker: Waker | None = None,
         rollouts: Rollouts | None = None,
+        shadows: Shadows | None = None,
     ) -> None:
         self._waker = waker or Waker(fleet)
         self.accounting = accounting
@@ -81,6 +84,7 @@ class Router:
         self._share = tenant.share
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
+        self.shadows = shadows or Shadows(fleet, self.admission)
 
     def enter(self) -> Ticket:
         """A place for one of the tenant's requests. Raises as `Admission.enter`."""
@@ -147,6 +151,22 @@ class Router:
             tenant=self._tenant,
         )
 
+    def shadow(self, request: CompletionRequest, run: Run, *, request_id: str) -> None:
+        """Begin what the alias of a settled request wants computed besides, now that replicas took the request."""
+        name = request.model.strip()
+        alias = None if request.listed else self.view.aliases.get(name)
+        for address, percent in () if alias is None else alias.shadow.items():
+            if 100 * share_of("shadow", name, address, run.response_id) < percent:
+                lowered = partial(self._lowered_for, request.model_copy(update={"model": address}), request_id)
+                self.shadows.begin(address, lowered, request_id=request_id, settings=self._config.run)
+
+    def _lowered_for(
+        self, request: CompletionRequest, client_request_id: str, response_id: str
+    ) -> tuple[GenerationRequest, ...]:
+        """What a request asks of a model that the operator chose, which the tenant need not be allowed to use."""
+        everything = self.seen_by(replace(self._tenant, rights=Rights()))
+        return everything.lowered(request, response_id, client_request_id=client_request_id)
+
     def seen_by(self, tenant: Tenant) -> Router:
         """The same as it is for this tenant."""
         return Router(
@@ -157,6 +177,7 @@ class Router:
             accounting=self.accounting,
             waker=self._waker,
             rollouts=self.rollouts,
+            shadows=self.shadows,
         )
 
     def check_lengths(self, run: Run) -> None:

@@ -33,6 +33,13 @@ def models() -> list[ModelCard]:
         ({"demo:a": "95"}, "found '95'"),
         ({"demo:a": 0, "demo:b": 0}, "at least one weight must be above 0"),
         ({" demo": 1}, "a target must be an address such as demo:sql, found ' demo'"),
+        ({"to": "demo", "shade": {}}, 'takes "shadow" beside "to", found shade'),
+        ({"to": "demo", "shadow": "demo:a"}, "\"shadow\" must be percentages by address as .*, found 'demo:a'"),
+        (
+            {"to": "demo", "shadow": {"demo:a": 101}},
+            "the percentage of 'demo:a' must be a number from 0 to 100, found 101",
+        ),
+        ({"to": {"demo": 0}, "shadow": {"demo:a": 1}}, "at least one weight must be above 0"),
         ({7: 1}, "a target must be an address such as demo:sql, found 7"),
     ],
 )
@@ -52,6 +59,14 @@ def test_targets_come_as_they_are_drawn_and_by_themselves_the_heaviest_first() -
         "other",
     ]
     assert list(addresses_of("demo", aliases)) == ["demo"]
+
+
+def test_a_shadow_stands_beside_what_answers() -> None:
+    alias = read_alias({"to": SPLIT, "shadow": {"demo:c": 10, "demo": 0}})
+    assert (alias.weights, alias.shadow) == (SPLIT, {"demo:c": 10})
+    assert alias.told().endswith("; demo:c computes 10% of them, too, unseen")
+    assert read_alias({"to": "demo"}) == read_alias("demo")
+    assert read_alias({"to": 5, "demo": 1}).targets == ("to", "demo"), "a model may have that name"
 
 
 def test_an_alias_is_told_in_one_sentence() -> None:

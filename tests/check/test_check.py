@@ -112,6 +112,12 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
         ("{latest: demo}", "{a: b, b: a}", "aliases: aliases go in a circle: a → b → a"),
         ("{latest: demo}", "{latest: {demo: 1, nemo: 2}}", "aliases.latest.nemo: leads to 'nemo', which is nothing"),
         ("{latest: demo}", "{latest: {'nemo:a@12345678': 2}}", "leads to 'nemo:a@12345678', and no model of this file"),
+        (
+            "{latest: demo}",
+            "{latest: {to: demo, shadow: {nemo: 2}}}",
+            "aliases.latest.shadow.nemo: leads to 'nemo', which",
+        ),
+        ("{latest: demo}", "{latest: {to: {nemo: 2}}}", "aliases.latest.to.nemo: leads to 'nemo', which"),
         ("{latest: demo}", "{latest: {demo: -1}}", "aliases.latest: the weight of 'demo' must be a number from 0 to"),
         ("{latest: demo}", "{latest: {demo: 0}}", "aliases.latest: at least one weight must be above 0"),
         ("{latest: demo}", "{demo: demo}", "aliases: aliases go in a circle: demo → demo"),

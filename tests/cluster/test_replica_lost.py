@@ -1,4 +1,4 @@
-"""A replica that is killed in the middle of its work costs streams their rest and plain requests nothing."""
+"""A replica that is killed in the middle of its work costs streams a pause and plain requests nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from tests.cluster.faults import (
     MAX_TOKENS,
     TIMEOUT_S,
-    Streamed,
     both_replicas_are_there,
     everybody_is_running,
     plain,
@@ -26,7 +25,7 @@ NUM_STREAMS = 12
 NUM_AFTERWARDS = 20
 
 
-async def test_of_a_killed_replica_plain_requests_are_answered_and_streams_end_with_an_error(base_url: str) -> None:
+async def test_of_a_killed_replica_plain_requests_and_streams_go_on_where_they_stopped(base_url: str) -> None:
     numbers = range(NUM_PLAIN + NUM_STREAMS)
     async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S) as client:
         await both_replicas_are_there()
@@ -39,15 +38,16 @@ async def test_of_a_killed_replica_plain_requests_are_answered_and_streams_end_w
         seen = await asyncio.gather(*streams)
         told = await asyncio.gather(*answers, return_exceptions=True)
     assert afterwards == right[:NUM_AFTERWARDS]
-    _are_whole_or_told(seen, right[NUM_PLAIN:])
-    assert told == right[:NUM_PLAIN]
-
-
-def _are_whole_or_told(seen: list[Streamed], right: list[str]) -> None:
-    """No stream ends silently, and none sends what its request has not in its answer."""
-    lost = [stream for stream in seen if stream.errors]
-    assert 0 < len(lost) < NUM_STREAMS, f"{len(lost)} of {NUM_STREAMS} streams were on the replica ({MAX_TOKENS=})"
+    assert [stream.errors for stream in seen] == [[]] * NUM_STREAMS
     assert all(stream.is_done for stream in seen)
-    for stream, text in zip(seen, right, strict=True):
-        assert text.startswith(stream.text) if stream.errors else stream.text == text
-    assert all("replica_lost" in error.values() for stream in lost for error in stream.errors), lost
+    assert [stream.text for stream in seen] == right[NUM_PLAIN:]
+    assert told == right[:NUM_PLAIN]
+    assert await _num_moved(base_url) > 0, f"the killed replica had some of them ({MAX_TOKENS=})"
+
+
+async def _num_moved(base_url: str) -> float:
+    """Prompts that went on at another replica, by the router that was asked."""
+    async with httpx.AsyncClient(base_url=base_url) as client:
+        text = (await client.get("/metrics")).text
+    lines = [line for line in text.splitlines() if line.startswith("serve_app_moved_prompts_total{")]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

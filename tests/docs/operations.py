@@ -81,7 +81,7 @@ def metrics() -> str:
     """Every series of /metrics."""
     fleet = Fleet("router-0")
     rollouts = Rollouts(Publishing(fleet), fleet)
-    counted = Metrics(fleet, admission=Admission(lambda: fleet.rooms), rollouts=rollouts)
+    counted = Metrics(fleet, admission=Admission(lambda: fleet.rooms), rollouts=rollouts, tallies={})
     answer = asyncio.run(counted.answer(Request({"type": "http"})))
     families = text_string_to_metric_families(bytes(answer.body).decode())
     rows = {

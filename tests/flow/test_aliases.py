@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 
-from serve_app.core.tenants import Identity, Rights, Tenant
+from serve_app.core.tenants import LOCAL, Identity, Rights, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.router.fleet import Fleet
@@ -67,7 +67,7 @@ async def served(client: httpx.AsyncClient, path: str = "/v1/completions", **bod
 
 
 def drawn(user: str, fleet: Fleet, alias: str = "prod") -> str:
-    return SERVED[in_order(fleet.aliases[alias].weights, alias, "local", "user", user)[0]]
+    return SERVED[in_order(fleet.aliases[alias].weights, alias, LOCAL.tenant.own, "user", user)[0]]
 
 
 async def test_the_same_user_gets_the_same_version_on_every_route_and_router(

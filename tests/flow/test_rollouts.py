@@ -17,6 +17,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from serve_app.core.tenants import LOCAL
 from serve_app.http.app import build_app
 from serve_app.router.publishing import Publisher, Publishing
 from serve_app.router.rollout import RolloutSettings
@@ -175,7 +176,9 @@ async def test_no_version_finds_a_prefix_that_the_other_has_computed(folders: Pa
     async with housed(folders, max_divergence=UNTIMED, requests=10_000) as house:
         await house.publish("good")
         await house.publish("other", canary=0.5)
-        users = {share_of("canary", NAME, "user", "local#0", user) < 0.5: user for user in map(str, range(20))}
+        users = {
+            share_of("canary", NAME, LOCAL.tenant.own, "user", user, "") < 0.5: user for user in map(str, range(20))
+        }
         for at, prompt in enumerate(prompts):
             for is_canary in (True, False):
                 said = await house.text(prompt, user=users[is_canary])

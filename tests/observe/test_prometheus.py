@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 import yaml
 
+from serve_app.core.cards import Scale
 from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.observe.__main__ import write
 from tests.flow.stack import Stack, running_stack
@@ -137,17 +138,31 @@ async def returns_data(client: httpx.AsyncClient, query: str) -> bool:
 
 
 async def load(stack: Stack) -> None:
-    """Completions that queue, hit prefixes and are guessed rightly, a refusal, and what replicas say of themselves."""
-    told = (await stack.complete(prompt=TOLD, max_tokens=24))["choices"][0]["text"]
+    """Completions that queue, hit prefixes, are guessed rightly and have shadows, a refusal, and what replicas say."""
+    stack.fleet.rename({"prod": {"to": "demo", "shadow": {"demo:pirate": 100}}})
+    told = (await stack.complete(model="prod", prompt=TOLD, max_tokens=24))["choices"][0]["text"]
     guessed = {"temperature": 0, "prediction": {"type": "content", "content": told}}
     bodies: list[dict[str, Any]] = [
         {"model": "demo", "prompt": TOLD, "max_tokens": 24, **guessed},
         {"model": "demo:pirate", "prompt": TOLD, "max_tokens": 8},
-        {"model": "demo", "prompt": [f"Story {number}" for number in range(4)], "max_tokens": 6},
+        {"model": "prod", "prompt": [f"Story {number}" for number in range(4)], "max_tokens": 6},
         {"model": "nobody", "prompt": "x"},
     ]
-    await asyncio.gather(*(stack.post(body) for body in bodies))
+    await asyncio.gather(*(stack.post(body) for body in bodies), moved(stack))
+    stack.fleet.expect(["demo"], (), {"demo": Scale(wanted=2, starting=0, draining=0)})
     await stack.greet()
+
+
+async def moved(stack: Stack) -> None:
+    """A completion that goes on at the other replica, as the one that has it leaves."""
+    asking = asyncio.create_task(stack.post({"model": "demo", "prompt": "Once", "min_tokens": 48, "max_tokens": 48}))
+    busy: list[int] = []
+    while not (busy or asking.done()):
+        await asyncio.sleep(0)
+        busy = [number for number, service in enumerate(stack.services) if service.num_open]
+    for number in busy[:1]:
+        stack.fleet.remove(f"replica-{number}")
+    assert (await asking).status_code == 200
 
 
 async def scrapes(client: httpx.AsyncClient) -> int:
@@ -172,8 +187,11 @@ async def test_every_query_of_every_rule_and_board_returns_data(
         prometheus(port, tmp_path) as client,
         asyncio.timeout(240),
     ):
-        while await scrapes(client) < NUM_SCRAPES:
+        for _ in range(NUM_SCRAPES):
+            before = await scrapes(client)
             await load(stack)
+            while await scrapes(client) <= before + 1:  # noqa: ASYNC110
+                await asyncio.sleep(SCRAPE_S)
         empty = [
             f"{query.place}: {query.expr}"
             for query in every_query()

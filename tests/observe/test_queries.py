@@ -37,8 +37,8 @@ Labels = Mapping[str, frozenset[str]]
 
 
 async def scraped() -> str:
-    """What a router that has served a completion tells, which went on once where its replica failed."""
-    fleet = Fleet("router-0")
+    """What a router that has served a completion with a shadow tells; both went on once where their replica failed."""
+    fleet = Fleet("router-0", aliases={"prod": {"to": "demo", "shadow": {"demo": 100}}})
     usage = UsageReport(elapsed_ns=2, idle_ns=1, flows=(FlowUsage(flow="acme", engine_ns=1),))
     model = replace(model_card("demo"), max_num_sequences=4, max_waiting=4)
     card = replace(replica_card("r0", model), load=Load(num_blocks=4), usage=usage)
@@ -47,7 +47,7 @@ async def scraped() -> str:
     fleet.expect(["demo"], (), {"demo": Scale(wanted=1, starting=0, draining=0)})
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        body = {"model": "demo", "prompt": "one two", "max_tokens": 4}
+        body = {"model": "prod", "prompt": "one two", "max_tokens": 4}
         asking = asyncio.create_task(client.post("/v1/completions", json=body))
         fails_in = 2
         while not asking.done():
