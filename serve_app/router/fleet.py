@@ -412,7 +412,7 @@ class View:
         assert error is not None, "a name stands for one address at least"
         if isinstance(error, NotFound):
             absent = [*self.loading, *self.asleep, *self.failed]
-            for address in addresses_of(name.strip(), self._fleet.aliases, order):
+            for address in addresses_of(name.strip(), self._fleet.aliases, order) if absent else ():
                 if (missing := self._missing_base(address, absent)) is not None:
                     raise self._fleet.not_ready(missing)
             known = {*self.bases, *absent}

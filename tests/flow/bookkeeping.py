@@ -19,7 +19,8 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
-from serve_app.router.router import Router
+from serve_app.router.router import Router, RouterConfig
+from serve_app.router.run import RunSettings
 from serve_app.tenants.ledger import LedgerStore
 from serve_app.tenants.lending import Lending
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
@@ -92,7 +93,7 @@ def house(accounts: FakeAccounts, backends: Sequence[FakeBackend], name: str = "
     accounting = Accounting(Quotas(name, accounts), LedgerWriter(accounts, fleet.counts), accounts, wall=lambda: 0.0)
     accounting.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
     door = Door(identify=lambda key: Identity(tenant=TENANTS[key or ""], key_id=f"key of {key}"))
-    router = Router(fleet, accounting=accounting)
+    router = Router(fleet, RouterConfig(run=RunSettings(max_pause_s=0.0)), accounting=accounting)
     app = build_app(router, door=door, replays=Replays(ReplaySettings(seconds=60)))
     transport = httpx.ASGITransport(app=app)
     return House(fleet, accounting, httpx.AsyncClient(transport=transport, base_url="http://flow"), router.admission)

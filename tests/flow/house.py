@@ -14,7 +14,8 @@ from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
-from serve_app.router.router import Router
+from serve_app.router.router import Router, RouterConfig
+from serve_app.router.run import RunSettings
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import NotThere, TenancyError
 from serve_app.tenants.opening import open_store
@@ -40,7 +41,7 @@ class House:
             administer=self.administer,
         )
         settings = HttpSettings(max_body_bytes=50_000, cors_origins=("https://console.example",))
-        self.app = build_app(Router(self.fleet), settings, door=door)
+        self.app = build_app(Router(self.fleet, RouterConfig(run=RunSettings(max_pause_s=0.0))), settings, door=door)
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[ASGIApp]:

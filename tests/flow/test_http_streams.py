@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message
 from serve_app.core.errors import EngineFailed
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
-from serve_app.router.router import Router
+from serve_app.router.router import Router, RouterConfig
+from serve_app.router.run import RunSettings
 from tests.fakes import FakeBackend, settle
 
 BODY = {"model": "tiny", "prompt": "Hello", "max_tokens": 4, "stream": True}
@@ -79,7 +80,7 @@ def backend() -> FakeBackend:
 async def app(backend) -> AsyncIterator[ASGIApp]:
     fleet = Fleet("router-0")
     fleet.put(backend.card, backend)
-    yield build_app(Router(fleet))
+    yield build_app(Router(fleet, RouterConfig(run=RunSettings(max_pause_s=0.0))))
     await fleet.close()
 
 
@@ -140,7 +141,7 @@ async def test_a_failure_after_the_first_token_is_an_event_and_the_stream_is_clo
     assert connection.status == 200
     *chunks, error, done, rest = connection.body.decode().split("\n\n")
     assert len(chunks) == 2, "what came before the failure is shown"
-    assert json.loads(error.removeprefix("data: "))["error"]["error_code"] == "replica_lost"
+    assert json.loads(error.removeprefix("data: "))["error"]["error_code"] == "model_loading"
     assert (done, rest) == ("data: [DONE]", "")
     assert connection.sent[-1]["more_body"] is False
 
