@@ -24,7 +24,8 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
-from serve_app.router.router import Router
+from serve_app.router.router import Router, RouterConfig
+from serve_app.router.run import RunSettings
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.lending import Lending
 from serve_app.tenants.opening import open_store
@@ -63,7 +64,8 @@ class House:
         )
         self.backend = self.another("r0")
         door = Door(identify=lambda key: self.directory.identify(key, time.time()), administer=self.administer)
-        self.app = build_app(Router(self.fleet, accounting=self.accounting), door=door, replays=Replays())
+        config = RouterConfig(run=RunSettings(max_pause_s=0.0))  # a second replica never comes
+        self.app = build_app(Router(self.fleet, config, accounting=self.accounting), door=door, replays=Replays())
 
     def another(self, replica_id: str) -> FakeBackend:
         backend = FakeBackend(replica_card(replica_id, model_card("tiny", adapter_card("sql"))), is_stepped=True)
