@@ -286,7 +286,7 @@ def test_a_team_publishes_with_its_own_key_and_the_store_keeps_it(tmp_path: Path
         house.run.until_ready()
         until(lambda: house.complete(key, "demo:acme-sql").status_code == 200)
         assert house.ask("POST", "/v1/unload_lora_adapter", key, {"lora_name": "acme-sql"}).status_code == 200
-        assert {house.complete(key, "demo:acme-sql").status_code for _ in range(NUM_ASKED)} == {400}, (
+        assert {house.complete(key, "demo:acme-sql").status_code for _ in range(NUM_ASKED)} == {404}, (
             "no adapter is left"
         )
     finally:
