@@ -18,7 +18,6 @@ from collections import Counter
 from typing import Any
 
 import httpx
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.service import Service, first_token, running_service
@@ -120,21 +119,13 @@ def pauses(text: str) -> dict[str, Any]:
     return {"moved": moved, **ends}
 
 
-def deployed(service: Service) -> None:
-    service.deploy(MODEL)
-    content = yaml.safe_load(service.file.read_text(encoding="utf-8"))
-    content["applications"][1]["deployments"][0]["num_replicas"] = NUM_REPLICAS
-    service.file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    service.deploy_file()
-    first_token(service.url, "demo")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     options = parser.parse_args()
     with running_service() as service:
-        deployed(service)
+        service.deploy(MODEL, scaling={"num_replicas": NUM_REPLICAS})
+        first_token(service.url, "demo")
         print(json.dumps(asyncio.run(measured(service, kills=options.kills)), indent=1))
 
 

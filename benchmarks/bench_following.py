@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import yaml
 
-from benchmarks.service import Service, first_token, running_service
+from benchmarks.service import first_token, running_service
 from serve_app.deployments.autoscaling import POLICY
 
 MODEL = {"name": "demo", "path": "builtin:demo", "max_num_sequences": 8}
@@ -127,25 +126,15 @@ async def followed(url: str, *, streams: int, at_once: int) -> dict[str, Any]:
     }
 
 
-def deployed(service: Service) -> None:
-    """Two routers, and the model with our policy."""
-    service.deploy(MODEL, num_routers=2)
-    content = yaml.safe_load(service.file.read_text(encoding="utf-8"))
-    (deployment,) = content["applications"][1]["deployments"]
-    del deployment["num_replicas"]
-    deployment |= {"autoscaling_config": SCALING, "graceful_shutdown_timeout_s": 120}
-    service.file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    service.deploy_file()
-    first_token(service.url, "demo")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--at-once", type=int, default=40)
     options = parser.parse_args()
     with running_service() as service:
-        deployed(service)
+        scaling = {"autoscaling_config": SCALING, "graceful_shutdown_timeout_s": 120}
+        service.deploy(MODEL, num_routers=2, scaling=scaling)
+        first_token(service.url, "demo")
         told = asyncio.run(followed(service.url, streams=options.streams, at_once=options.at_once))
         print(json.dumps(told, indent=1))
 

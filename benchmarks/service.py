@@ -31,6 +31,7 @@ UP_TIMEOUT_S = 240.0
 MODEL_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 120.0
 POLL_S = 0.25
+ONE_REPLICA: Mapping[str, Any] = MappingProxyType({"num_replicas": 1})
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 RAYS_LOG = re.compile(r"what Ray says is in (\S+)")
 DASHBOARD = re.compile(r"dashboard at (?:\x1b\[[\d;]*m)*(?:http://)?([\d.]+:\d+)")
@@ -51,16 +52,18 @@ class Service:
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
-    def deploy(self, *models: dict[str, Any], beside: Items[dict[str, Any]] = (), num_routers: int = 1) -> None:
+    def deploy(
+        self,
+        *models: dict[str, Any],
+        beside: Items[dict[str, Any]] = (),
+        num_routers: int = 1,
+        scaling: Mapping[str, Any] = ONE_REPLICA,
+    ) -> None:
         """Serve these models and no others; returns as soon as that was asked for.
 
-        models: the `args` of each;  beside: further applications, whole
+        models: the `args` of each;  beside: further applications, whole;  scaling: of each model's deployment
         """
-        write_cluster_file(self.file, self.port, models, beside=beside, num_routers=num_routers)
-        self.deploy_file()
-
-    def deploy_file(self) -> None:
-        """Have the service take over its file as it is."""
+        write_cluster_file(self.file, self.port, models, beside=beside, num_routers=num_routers, scaling=scaling)
         self._run("serve", "deploy", "--address", f"http://{self._dashboard}", str(self.file))
 
     def pids(self, title: str) -> list[int]:
@@ -126,18 +129,25 @@ def running_service(*, settings: Mapping[str, str] = NO_SETTINGS) -> Iterator[Se
 
 
 def write_cluster_file(
-    file: Path, port: int, models: Items[dict[str, Any]], *, beside: Items[dict[str, Any]] = (), num_routers: int = 1
+    file: Path,
+    port: int,
+    models: Items[dict[str, Any]],
+    *,
+    beside: Items[dict[str, Any]] = (),
+    num_routers: int = 1,
+    scaling: Mapping[str, Any] = ONE_REPLICA,
 ) -> None:
-    """The repository's own cluster file with these models, one replica each, instead of its own.
+    """The repository's own cluster file with these models instead of its own.
 
-    beside: further applications, whole
+    beside: further applications, whole;  scaling: members of each model's deployment
     """
     content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
     content["http_options"]["port"] = port
     router, template = content["applications"][0], content["applications"][-1]
     for each in router, template:
         each["deployments"][0]["graceful_shutdown_timeout_s"] = 2
-    template["deployments"][0]["num_replicas"] = 1
+    del template["deployments"][0]["num_replicas"]
+    template["deployments"][0] |= scaling
     router["deployments"][0]["num_replicas"] = num_routers
     served = [template | {"name": args["name"], "args": args} for args in models]
     content["applications"] = [router, *served, *beside]

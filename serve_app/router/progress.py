@@ -28,6 +28,10 @@ class Progress:
         """Whether anything was told that another replica has to go on with."""
         return self._is_reported or any(each.has_begun for each in self._completions)
 
+    def token_ids(self, sample: int, *, most: int) -> tuple[int, ...]:
+        """Return the first tokens of a completion."""
+        return tuple(self._completions[sample].token_ids[:most])
+
     def take(self, delta: Delta) -> Delta | None:
         """Return what is new in a delta of the present attempt; None where nothing is."""
         if delta.prompt is not None:
@@ -55,11 +59,11 @@ class _Completion:
     waits:   whether log-probabilities of its tokens are told at all
     """
 
-    __slots__ = ("_at", "_settled", "_token_ids", "_told", "_waits", "has_ended")
+    __slots__ = ("_at", "_settled", "_told", "_waits", "has_ended", "token_ids")
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits
-        self._token_ids = array("I")
+        self.token_ids = array("I")
         self._told = self._at = (0, 0, 0)
         self._settled: tuple[tuple[int, int, int], float | None] = ((0, 0, 0), None)
         self.has_ended = False
@@ -70,7 +74,7 @@ class _Completion:
 
     def take(self, delta: Delta) -> Delta | None:
         new = delta if self._at == self._told else self._beyond(delta)
-        self._token_ids.extend(new.token_ids)
+        self.token_ids.extend(new.token_ids)
         num_tokens, num_chars, num_logprobs = self._at
         self._at = at = (
             num_tokens + len(delta.token_ids),
@@ -104,4 +108,4 @@ class _Completion:
         if self.has_ended:
             return None
         self._at, mu = self._settled
-        return Continued(token_ids=tuple(self._token_ids[: self._at[0]]), mu=mu)
+        return Continued(token_ids=tuple(self.token_ids[: self._at[0]]), mu=mu)

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
+from typing import NamedTuple
 from uuid import uuid4
 
 from serve_app.api.adapters import ListedAdapter, ListedCanary, ListedVersion
@@ -22,7 +23,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.publishing import Publishing
 from serve_app.router.rollout import MIN_SCORED, Comparison, Decision, RolloutSettings, Tally, Verdict, judge
 from serve_app.router.run import Run, RunSettings
-from serve_app.router.stats import RunStats, TokenIds
+from serve_app.router.stats import RunStats
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ MAX_SCORING = 2
 """Requests that a router scores at once; others are not scored."""
 MAX_PROMPT_TOKENS = 8192
 """A longer prompt is not scored."""
+MAX_DRAWN = 256
+"""Tokens of a completion that are scored, the first ones."""
 AHEAD = MIN_SCORED // 2
 """So many more requests of the version beside a canary may be scored than of the canary."""
 SCORING = RunSettings(timeout_s=60.0)
@@ -64,6 +67,13 @@ class Trial:
         num_of_canary = self.num_scored[self.canary.version]
         bound = most if version == self.canary.version else min(most, num_of_canary + AHEAD)
         return self.num_scored[version] < bound
+
+
+class TokenIds(NamedTuple):
+    """The token ids of one prompt with one completion."""
+
+    prompt: tuple[int, ...]
+    drawn: tuple[int, ...]
 
 
 class Rollouts:
@@ -116,8 +126,8 @@ class Rollouts:
         [model] = models
         times = _times(run) if error is None else {}
         trial.tally(model.version).note(is_error=error is not None, **times)
-        if error is None and run.stats.token_ids is not None:
-            self._begin_scoring(trial, run.requests[0], run.stats.token_ids)
+        if error is None and len(run.requests) == 1 and _is_scorable(run.requests[0]):
+            self._begin_scoring(trial, run.requests[0], _token_ids_of(run))
         self._decide(trial)
 
     def told(self, entry: ListedAdapter) -> ListedAdapter:
@@ -248,6 +258,13 @@ def _scoring(request: GenerationRequest, model: ModelRef, ids: TokenIds) -> Gene
         is_read_whole=True,
         share=FLOW,
     )
+
+
+def _token_ids_of(run: Run) -> TokenIds:
+    """Return the token ids of a run's only prompt, if they were asked for, and of its completion."""
+    reports = [prompt.report for _, prompt, _ in run.stats.parts if prompt.report is not None]
+    prompt = reports[0].token_ids if reports else None
+    return TokenIds(prompt=prompt or (), drawn=run.token_ids(0, most=MAX_DRAWN))
 
 
 def _times(run: Run) -> dict[str, float]:

@@ -31,7 +31,6 @@ from serve_app.router.quotas import Permit, Rates
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.shadow import Shadows
-from serve_app.router.stats import TokenIds
 from serve_app.router.variants import in_order, share_of
 from serve_app.router.waking import Answer, Waker
 
@@ -119,7 +118,7 @@ class Router:
         """
         response_id = new_response_id(request.id_prefix)
         requests = self.lowered(request, response_id, client_request_id=request_id)
-        if is_scored := self.rollouts is not None and self.rollouts.wants(requests):
+        if self.rollouts is not None and self.rollouts.wants(requests):
             requests = tuple(replace(each, reports_prompt_ids=True) for each in requests)
         settings = self._config.run
         run = Run(
@@ -128,8 +127,6 @@ class Router:
             fleet=self.fleet,
             settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
         )
-        if is_scored:
-            run.stats.token_ids = TokenIds()
         if ticket is not None:
             sizes: Counter[str] = Counter()
             for each in requests:

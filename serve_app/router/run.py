@@ -152,6 +152,10 @@ class Run:
         self._num_unended -= arrival.delta.finish is not None
         return arrival
 
+    def token_ids(self, part: int, *, most: int) -> tuple[int, ...]:
+        """Return the first tokens of a prompt's first completion."""
+        return self._progress[part].token_ids(0, most=most)
+
     def fail(self, error: ServeError) -> None:
         """End the run: what is ready is still read, then comes the error."""
         if self._accepted is not None and not self._accepted.done():

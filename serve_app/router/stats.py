@@ -42,12 +42,10 @@ class RunStats:
     num_generated: tokens computed, those of completions that never ended included
     num_moves:     attempts that were lost, and went on elsewhere
     excerpts:      of those texts that its tenant has logged; None where none are
-    token_ids:     of prompt and completion, for a request that is scored; None where they are not wanted
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.excerpts: Excerpts | None = None
-        self.token_ids: TokenIds | None = None
         self._clock = clock
         self._prompts: dict[int, PromptStats] = {}
         self._num_generated: Counter[int] = Counter()
@@ -186,8 +184,6 @@ class RunStats:
         self._num_generated[part] += len(delta.token_ids)
         if self.excerpts is not None:
             self.excerpts.note(delta.text, part=part, index=index)
-        if self.token_ids is not None:
-            self.token_ids.note(delta)
         if delta.prompt is not None:
             prompt.report = delta.prompt
         before = prompt.completion_tokens.get(index, 0)
@@ -222,25 +218,6 @@ def _added(counts: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
     """Of those that are known; None where none is."""
     known = [each for each in counts if each is not None]
     return (sum(each[0] for each in known), sum(each[1] for each in known)) if known else None
-
-
-MAX_DRAWN = 256
-"""Tokens of a completion that are kept to be scored, the first ones."""
-
-
-class TokenIds:
-    """The token ids of one prompt with one completion, until it is over."""
-
-    def __init__(self) -> None:
-        self.prompt: tuple[int, ...] = ()
-        self.drawn: tuple[int, ...] = ()
-
-    def note(self, delta: Delta) -> None:
-        """Keep what a delta brings."""
-        if delta.prompt is not None:
-            self.prompt = delta.prompt.token_ids or ()
-        if len(self.drawn) < MAX_DRAWN:
-            self.drawn = (*self.drawn, *delta.token_ids)[:MAX_DRAWN]
 
 
 MAX_CHARS = 1000
