@@ -64,6 +64,10 @@ class Service:
         models: the `args` of each;  beside: further applications, whole;  scaling: of each model's deployment
         """
         write_cluster_file(self.file, self.port, models, beside=beside, num_routers=num_routers, scaling=scaling)
+        self.deploy_file()
+
+    def deploy_file(self) -> None:
+        """Have the service take over its file as it is."""
         self._run("serve", "deploy", "--address", f"http://{self._dashboard}", str(self.file))
 
     def pids(self, title: str) -> list[int]:
