@@ -11,7 +11,7 @@ import pytest
 from serve_app.core.names import ModelRef
 from tests.flow.stack import ROUTER_ID, Stack, running_stack
 
-NUM_DOCUMENTS, TIMES = 6, 5
+NUM_DOCUMENTS, TIMES = 8, 10
 WORDS = ["river", "stone", "harvest", "winter", "lantern", "bridge", "copper", "meadow", "sailor", "orchard"]
 
 
