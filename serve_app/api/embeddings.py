@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from serve_app.api.completion import CompletionRequest
@@ -56,30 +55,26 @@ def _is_mixed(sent: object) -> bool:
     return str in kinds and bool(kinds & {int, float})
 
 
-EMBEDDINGS: Mapping[str, Parameter] = MappingProxyType(
-    {
-        "model": Parameter(
-            NAME, "A base model, an adapter as `base:adapter`, or an alias; the only one where one is served."
-        ),
-        "input": Parameter(Inputs(), "What is embedded; every input of a list by itself."),
-        "encoding_format": Parameter(
-            OneOf("float", "base64"), "A vector as a list of numbers, or as base64 of little-endian float32."
-        ),
-        "dimensions": Parameter(
-            Integer(low=1), "Numbers of a vector, where the model was trained to have them cut to so many."
-        ),
-        "truncate_sequence": Parameter(FLAG, "An input that does not fit the context loses its beginning."),
-        **{name: declared(Amount)[name] for name in ("truncate_prompt_tokens", "truncation_side")},
-        "user": declared(Target)["user"],
-    }
-)
-_TABLE: Mapping[str, Disposition] = MappingProxyType(
-    {
-        **{name: each if isinstance(each, Inert) else NotYet() for name, each in PARAMETERS.items()},
-        "input_type": Inert(),  # no model that is served tells queries and documents apart by itself
-        **{name: Carried(each) for name, each in EMBEDDINGS.items()},
-    }
-)
+EMBEDDINGS: Mapping[str, Parameter] = {
+    "model": Parameter(
+        NAME, "A base model, an adapter as `base:adapter`, or an alias; the only one where one is served."
+    ),
+    "input": Parameter(Inputs(), "What is embedded; every input of a list by itself."),
+    "encoding_format": Parameter(
+        OneOf("float", "base64"), "A vector as a list of numbers, or as base64 of little-endian float32."
+    ),
+    "dimensions": Parameter(
+        Integer(low=1), "Numbers of a vector, where the model was trained to have them cut to so many."
+    ),
+    "truncate_sequence": Parameter(FLAG, "An input that does not fit the context loses its beginning."),
+    **{name: declared(Amount)[name] for name in ("truncate_prompt_tokens", "truncation_side")},
+    "user": declared(Target)["user"],
+}
+_TABLE: Mapping[str, Disposition] = {
+    **{name: each if isinstance(each, Inert) else NotYet() for name, each in PARAMETERS.items()},
+    "input_type": Inert(),  # no model that is served tells queries and documents apart by itself
+    **{name: Carried(each) for name, each in EMBEDDINGS.items()},
+}
 
 
 class EmbeddingRequest(CompletionRequest):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.completion import CompletionRequest
@@ -34,15 +33,13 @@ NOT_NATIVE = (
 )  # fmt: skip
 """What llama.cpp's own shape has no place for."""
 LISTS = ("dry_sequence_breakers", "stop")
-OTHER_NAMES: Mapping[str, str] = MappingProxyType({"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"})
-WHERE_NONE: Mapping[str, tuple[str, int]] = MappingProxyType(
-    {
-        "seed": ("seed", -1),
-        "repeat_last_n": ("repeat_last_n", -1),
-        "n_probs": ("logprobs", 0),
-        "mirostat": ("mirostat", 0),
-    }
-)
+OTHER_NAMES: Mapping[str, str] = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+WHERE_NONE: Mapping[str, tuple[str, int]] = {
+    "seed": ("seed", -1),
+    "repeat_last_n": ("repeat_last_n", -1),
+    "n_probs": ("logprobs", 0),
+    "mirostat": ("mirostat", 0),
+}
 """Names with the parameter that each tells, and what stands where that has no value."""
 MISSING = object()
 
@@ -169,18 +166,16 @@ def _file(element: object, at: int, value: Value) -> ExtraFile:
 
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
-INFILL: Mapping[str, Parameter] = MappingProxyType(
-    {
-        "input_prefix": Parameter(TEXT, "The text before the gap."),
-        "input_suffix": Parameter(TEXT, "The text behind the gap."),
-        "input_extra": Parameter(ExtraFiles(), "Other files of the project; the last matter most."),
-        "prompt": Parameter(TEXT, "How the text in the gap begins; it is not returned."),
-    }
-)
+INFILL: Mapping[str, Parameter] = {
+    "input_prefix": Parameter(TEXT, "The text before the gap."),
+    "input_suffix": Parameter(TEXT, "The text behind the gap."),
+    "input_extra": Parameter(ExtraFiles(), "Other files of the project; the last matter most."),
+    "prompt": Parameter(TEXT, "How the text in the gap begins; it is not returned."),
+}
 ASKED = ("input_prefix", "input_suffix")
 NEEDLESS = ("suffix", "suffix_mode")
 """Of completions; here the gap is told by its own names."""
-CUTS_BY_ITSELF: Mapping[str, object] = MappingProxyType({"truncate_sequence": True})
+CUTS_BY_ITSELF: Mapping[str, object] = {"truncate_sequence": True}
 """An editor sends whole files, and llama.cpp takes what fits of them."""
 
 

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
@@ -174,7 +173,7 @@ CHAT = Body(
 )
 NATIVE = Body(
     request=CompletionRequest,
-    table=MappingProxyType({**PARAMETERS, "response_fields": Carried(RESPONSE_FIELDS)}),
+    table={**PARAMETERS, "response_fields": Carried(RESPONSE_FIELDS)},
     required=("model", "prompt"),
 )
 

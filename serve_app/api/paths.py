@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
 from serve_app.core.tenants import Scope
 
@@ -140,8 +139,7 @@ OWN = ("by", "since", "until", "format")
 EVENTS = ("after",)
 _CHANGED = "What was changed, when and by whom"
 _ROTATED = "Make a key in the place of another, which stays valid for a while"
-SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
-    {
+SERVICES: Mapping[tuple[AdminPath, str], Service] = {
         (AdminPath.TENANTS, "GET"): Service("list_tenants", "List the tenants", "TenantList"),
         (AdminPath.TENANTS, "POST"): Service("add_tenant", "Add a tenant", "Tenant", "NewTenant"),
         (AdminPath.TENANTS, "PUT"): Service("apply_tenants", "Let these be all tenants", "Difference", "AllTenants"),
@@ -163,6 +161,5 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
             "roll_back_adapter", "Serve the version before", "ListedAdapter", "UnloadAdapter"
         ),
         (AdminPath.OWN_USAGE, "GET"): Service("show_usage", "What the key's tenant used", "UsageList", query=OWN),
-    }
-)  # fmt: skip
+    }  # fmt: skip
 OF_ADAPTERS = frozenset({AdminPath.ADAPTERS, AdminPath.ROLLBACK})

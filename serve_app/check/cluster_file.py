@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from types import MappingProxyType
 from typing import Any
 
 from ray.serve import Deployment
@@ -36,7 +35,7 @@ from serve_app.core.errors import ServeError
 from serve_app.deployments.apps import ROUTER_DEPLOYMENT
 from serve_app.deployments.arguments import ModelArgs
 
-UNKNOWN: Mapping[str, str] = MappingProxyType({})
+UNKNOWN: Mapping[str, str] = {}
 """Of an environment of which nothing is known."""
 EVERY_MODEL = "*"
 ON_SEVERAL_MACHINES = "EveryNode"

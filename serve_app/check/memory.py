@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from types import MappingProxyType
 from typing import Any
 
 from ray.serve import Deployment
@@ -122,9 +121,9 @@ def _gib(number: int) -> str:
     return f"{number / GIB:.1f} GiB"
 
 
-DEFAULTS: Mapping[str, float] = MappingProxyType({"num_cpus": 1, "num_gpus": 0})
+DEFAULTS: Mapping[str, float] = {"num_cpus": 1, "num_gpus": 0}
 """What Serve asks for a replica where nothing is written."""
-WORDS = MappingProxyType({"num_cpus": "CPUs", "num_gpus": "GPUs"})
+WORDS = {"num_cpus": "CPUs", "num_gpus": "GPUs"}
 TOLERANCE = 1e-6
 
 

@@ -13,7 +13,6 @@ from itertools import islice
 from math import prod
 from multiprocessing.connection import Connection
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -34,7 +33,7 @@ NUM_FOLLOWED_RULES = 128
 before it is answered."""
 ALLOWING = re.compile(rb"[^\0]")
 NOTHING_FITS = "no text satisfies it"
-NO_SPECIAL: Special = MappingProxyType({})
+NO_SPECIAL: Special = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

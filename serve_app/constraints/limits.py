@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLParserLimits
@@ -70,19 +69,17 @@ def parser_limits(*, has_rules: bool = False) -> LLParserLimits:
     )
 
 
-LANGUAGES: Mapping[ConstraintKind, str] = MappingProxyType(
-    {
-        "json_schema": "a JSON schema",
-        "compact_json": "a JSON schema",
-        "choice": "a list of texts",
-        "gbnf": "a grammar in GBNF",
-        "regex": "a regular expression",
-        "lark": "a grammar in Lark",
-        "llguidance": "a grammar of llguidance",
-        "structural_tag": "a structural tag",
-        "tools": "JSON schemas of arguments",
-    }
-)
+LANGUAGES: Mapping[ConstraintKind, str] = {
+    "json_schema": "a JSON schema",
+    "compact_json": "a JSON schema",
+    "choice": "a list of texts",
+    "gbnf": "a grammar in GBNF",
+    "regex": "a regular expression",
+    "lark": "a grammar in Lark",
+    "llguidance": "a grammar of llguidance",
+    "structural_tag": "a structural tag",
+    "tools": "JSON schemas of arguments",
+}
 
 
 class Refusal(Exception):

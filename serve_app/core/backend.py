@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Protocol
 
 from serve_app.core.adapters import AdapterSet
@@ -12,7 +11,7 @@ from serve_app.core.delta import Frame
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
+NOTHING: Mapping[str, int] = {}
 
 LONG_TEXT = 32_768
 """Characters and ids of all prompts of a call together. Longer texts may wait for other callers' long texts."""

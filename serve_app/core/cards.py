@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from serve_app.core.delta import Load
@@ -40,7 +39,7 @@ class Scale:
     draining: int
 
 
-NO_SCALES: Mapping[str, Scale] = MappingProxyType({})
+NO_SCALES: Mapping[str, Scale] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

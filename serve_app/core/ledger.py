@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Protocol
 
 from serve_app.core.bounded import Amount
@@ -165,7 +164,7 @@ FREE = Price()
 class Prices:
     """by_model: of `base:adapter`, of `base` for every adapter on it that has none of its own, or of `*`"""
 
-    by_model: Mapping[str, Price] = field(default_factory=lambda: MappingProxyType({}))
+    by_model: Mapping[str, Price] = field(default_factory=dict)
 
     def of(self, base: str, adapter: str | None = None) -> Price:
         if adapter is not None and f"{base}:{adapter}" in self.by_model:

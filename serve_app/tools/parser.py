@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TypeVar
 
 from serve_app.core.tools import Tool, ToolCall, ToolCallDelta
@@ -422,4 +421,4 @@ def _marks(
             starts.setdefault(opener, []).append((form, len(opener)))
         for mark in () if is_strict and is_marked else form.head_marks:
             starts.setdefault(mark, []).append((form, 0))
-    return MappingProxyType(starts), MarkFinder((*starts, *dropped))
+    return starts, MarkFinder((*starts, *dropped))

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
 from pydantic import Field
@@ -143,7 +142,7 @@ class Integer:
     low: Bound
     high: Bound = INT32_MAX
     besides: str | Callable[[Terms], str] = ""
-    read_as: Mapping[int, int | None] = field(default_factory=lambda: MappingProxyType({}))
+    read_as: Mapping[int, int | None] = field(default_factory=dict)
 
     def words(self, terms: Terms) -> str:
         besides = self.besides(terms) if callable(self.besides) else self.besides

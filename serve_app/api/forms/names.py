@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import get_args
 
 from serve_app.api.error_text import nearest
@@ -104,9 +103,11 @@ def _scale(value: Value, at: int, element: object) -> tuple[int, float]:
 
 
 SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
-SAMPLER_NAMES: Mapping[str, SamplerName] = MappingProxyType(
-    {**{name: name for name in SAMPLERS}, "typical_p": "typ_p", "temp": "temperature"}
-)
+SAMPLER_NAMES: Mapping[str, SamplerName] = {
+    **{name: name for name in SAMPLERS},
+    "typical_p": "typ_p",
+    "temp": "temperature",
+}
 MAX_SAMPLERS = 32
 MAX_NAME_CHARS = 64
 LOGIT_EDITS = frozenset({"penalties", "dry"})
