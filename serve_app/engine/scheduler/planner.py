@@ -12,7 +12,7 @@ from collections.abc import Sequence as Items
 from functools import partial
 
 from serve_app.engine.scheduler.pace import SHORT_PROMPT, Pace
-from serve_app.engine.scheduler.policy import Beyond, Claim, Policy
+from serve_app.engine.scheduler.policy import Beyond, Claim, FairShares
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.engine.speculation.speculator import Speculator
 
@@ -27,7 +27,7 @@ class Planner:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: FairShares,
         speculator: Speculator | None,
         *,
         reserve: Callable[[Sequence, int], bool],
