@@ -126,15 +126,12 @@ class Ledger(Protocol):
 
     def charge_by(self, prices: Prices) -> None:
         """Charge usage that no row explains by these prices, from now on."""
-        ...
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         """Keep the rows, except ones that are there already, and what replicas have counted by then."""
-        ...
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         """Return what was used, one line for each combination of what is asked for."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

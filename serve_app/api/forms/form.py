@@ -97,15 +97,12 @@ class Form(Protocol):
 
     def words(self, terms: Terms) -> str:
         """Return what a value must be, to stand behind "must be"."""
-        ...
 
     def schema(self, terms: Terms) -> Schema:
         """Return the JSON schema of the values that it takes."""
-        ...
 
     def read(self, value: Value) -> object:
         """Return the value as `CompletionRequest` holds it. Raises InvalidRequest that says `words`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

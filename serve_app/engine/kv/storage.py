@@ -50,52 +50,42 @@ class Storage(Protocol):
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         """Let the holding read these cached blocks, of which it holds the only hold, as its blocks from `first` on."""
-        ...
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
         """Copy positions begin … end-1 from one holding to the same positions of another."""
-        ...
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
         """Prepare blocks that the holding has just taken for writing; their former contents are void."""
-        ...
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
         """Keep the contents of the holding's blocks of these (rising) indices beyond its end, which has come.
 
         Those that lie in a piece with them are kept in the same call, or not at all.
         """
-        ...
 
     def vacate(self, holding: Holding, first: int = 0) -> None:
         """Give back the memory of the holding's place, from its block `first` on. What was not kept is void.
 
         It begins at the next whole page of memory.
         """
-        ...
 
     def discard(self, blocks: Sequence[int]) -> None:
         """Give back what cached blocks have taken."""
-        ...
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         """Return where positions begin … end-1 are written, one number per position, the same in all layers."""
-        ...
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         """Prepare one step's attention.
 
         readings: in the order of their tokens in the packed row;  places: [tokens], where those are written
         """
-        ...
 
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         """Write one layer's new keys and values; key, value: [tokens, heads, dim]."""
-        ...
 
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         """Return one layer's keys and values of a group, each [rows, keys, heads, dim]."""
-        ...
 
 
 class AttentionPlan(Protocol):
@@ -110,7 +100,6 @@ class AttentionPlan(Protocol):
 
         Returns [tokens, heads, value_dim].
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -363,7 +363,6 @@ class Peers(Protocol):
 
     def meet(self) -> None:
         """Wait until all have reached this point, however long they read weights."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
