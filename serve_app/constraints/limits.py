@@ -158,15 +158,12 @@ class _Schemas:
     def _of_types(self, schema: dict[str, Any], path: str) -> int:
         types = schema.get("type")
         lengths = {
-            "string": self._of_string(schema),
+            "string": 2 + max(int(schema.get("minLength", 0)), shortest_match(schema.get("pattern", ""))),
             "array": self._of_array(schema, path),
             "object": self._of_object(schema, path),
         }
         wanted = types if isinstance(types, list) else [types]
         return min(lengths.get(str(each), 1) for each in wanted)
-
-    def _of_string(self, schema: dict[str, Any]) -> int:
-        return 2 + max(int(schema.get("minLength", 0)), shortest_match(schema.get("pattern", "")))
 
     def _of_array(self, schema: dict[str, Any], path: str) -> int:
         least = int(schema.get("minItems", 0))
