@@ -114,10 +114,6 @@ class Dialect:
             return UNLIMITED
         return 0 if self.takes_zero_tokens else 1
 
-    def status_of(self, *, status: int, code: str) -> int:
-        """Return the HTTP status of an error in this dialect."""
-        return self.statuses.get(code, self.statuses.get(str(status), status))
-
 
 HEADER = "X-Completions-Dialect"
 
@@ -244,7 +240,8 @@ CLASSES: Mapping[int, str] = {
 
 
 def error_status(error: ServeError, dialect: Dialect = UNION) -> int:
-    return dialect.status_of(status=error.status, code=error.code)
+    """Return the HTTP status of an error in this dialect."""
+    return dialect.statuses.get(error.code, dialect.statuses.get(str(error.status), error.status))
 
 
 def error_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]:

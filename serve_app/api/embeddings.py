@@ -119,24 +119,20 @@ def read_embeddings(
 
 def embeddings_body(request: EmbeddingRequest, recordings: Sequence[Recording], *, usage: Usage) -> dict[str, object]:
     """Return the answer's body. Writing vectors as numbers takes a while, so call this off the event loop."""
-    show = _base64 if request.is_base64 else _numbers
+    vectors = [each.hidden_states for each in recordings]
     counts: dict[str, object] = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
     if usage.truncated_tokens:
         counts["prompt_tokens_details"] = {"truncated_tokens": usage.truncated_tokens}
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": show(recording.hidden_states)}
-            for index, recording in enumerate(recordings)
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(v).decode() if request.is_base64 else Fragment(numbers_text(v)),
+            }
+            for index, v in enumerate(vectors)
         ],
         "model": request.model,
         "usage": counts,
     }
-
-
-def _base64(vector: bytes) -> object:
-    return base64.b64encode(vector).decode("ascii")
-
-
-def _numbers(vector: bytes) -> object:
-    return Fragment(numbers_text(vector))

@@ -117,10 +117,8 @@ def path_of(path: str) -> Path | AdminPath | None:
         return Path.MODEL
     if CONSOLE_FILE.fullmatch(path):
         return Path.CONSOLE_FILE
-    return _admin_path(path) if path.startswith(ADMIN_PREFIX) or path == AdminPath.OWN_USAGE else None
-
-
-def _admin_path(path: str) -> AdminPath | None:
+    if not path.startswith(ADMIN_PREFIX) and path != AdminPath.OWN_USAGE:
+        return None
     return next((each for each, pattern in ADMIN_PATTERNS.items() if pattern.fullmatch(path)), None)
 
 

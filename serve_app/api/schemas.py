@@ -9,7 +9,6 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from serve_app.api.adapters import ListedAdapter
-from serve_app.api.explanation import LimitState
 from serve_app.api.forms.schema import (
     BOOLEAN,
     COUNT,
@@ -27,7 +26,7 @@ from serve_app.api.forms.schema import (
     record,
     reference,
 )
-from serve_app.api.listings import ModelEntry, Moment
+from serve_app.api.listings import LimitState, ModelEntry, Moment
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason
 from serve_app.core.ledger import DIMENSIONS

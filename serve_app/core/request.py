@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, get_args
 
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Conversation, Infill, Prompt
@@ -158,13 +158,8 @@ class Constraint:
 SamplerName = Literal[
     "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
 ]  # fmt: skip
-
-TEMPERATURE_FIRST: tuple[SamplerName, ...] = (
-    "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
-)  # fmt: skip
-TEMPERATURE_LAST: tuple[SamplerName, ...] = (
-    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"
-)  # fmt: skip
+TEMPERATURE_FIRST: tuple[SamplerName, ...] = get_args(SamplerName)
+TEMPERATURE_LAST: tuple[SamplerName, ...] = (*(n for n in TEMPERATURE_FIRST if n != "temperature"), "temperature")
 
 
 def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_last: bool) -> tuple[SamplerName, ...]:

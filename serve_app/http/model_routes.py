@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.explanation import explanation_body
 from serve_app.api.limits import WireLimits
-from serve_app.api.listings import models_body, tokenizer_body
+from serve_app.api.listings import explanation_body, models_body, tokenizer_body
 from serve_app.api.native import adapters_body, props_body
 from serve_app.api.parse import CHAT, COMPLETION, Body, read_json_object, read_request
 from serve_app.api.paths import Path

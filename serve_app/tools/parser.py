@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
 
-from serve_app.core.tools import Tool, ToolCall, ToolCallDelta
+from serve_app.core.tools import Tool, ToolCall, ToolCallDelta, joined_calls
 from serve_app.tools.forms import PARENTHESIS, Form, mark_of
 from serve_app.tools.heads import (
     EVERY_TYPE,
@@ -395,14 +395,7 @@ def parse_whole(
     """Return the content and the calls of a complete text."""
     parser = CallParser(form, tools, new_id=new_id)
     parts = parser.feed(text), parser.flush(is_cut=is_cut)
-    calls: list[ToolCall] = []
-    for delta in (delta for part in parts for delta in part.calls):
-        if delta.name is not None:
-            calls.append(ToolCall(id=delta.id or "", name=delta.name, arguments=delta.arguments))
-        else:
-            last = calls.pop()
-            calls.append(ToolCall(id=last.id, name=last.name, arguments=last.arguments + delta.arguments))
-    return "".join(part.content for part in parts), tuple(calls)
+    return "".join(part.content for part in parts), joined_calls(delta for part in parts for delta in part.calls)
 
 
 @lru_cache(maxsize=256)

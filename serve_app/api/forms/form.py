@@ -266,24 +266,20 @@ class Text:
         return num_chars >= self.min_chars and (self.max_chars is None or num_chars <= self.max_chars(terms))
 
 
+@dataclass(frozen=True, slots=True)
 class FlagOr:
     """A boolean or one word."""
 
-    __slots__ = ("_word",)
-
-    def __init__(self, word: str) -> None:
-        self._word = word
+    word: str
 
     def words(self, terms: Terms) -> str:
-        return f'a boolean or "{self._word}"'
+        return f'a boolean or "{self.word}"'
 
     def schema(self, terms: Terms) -> Schema:
-        return either(BOOLEAN, {"const": self._word})
+        return either(BOOLEAN, {"const": self.word})
 
     def read(self, value: Value) -> bool | str:
-        if isinstance(value.sent, bool):
-            return value.sent
-        if not (isinstance(value.sent, str) and value.sent == self._word):
+        if not (isinstance(value.sent, bool) or (isinstance(value.sent, str) and value.sent == self.word)):
             raise value.refused(self.words(value.terms))
         return value.sent
 
