@@ -11,9 +11,8 @@ import pytest
 
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.request import GenerationRequest, LogprobParams
-from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.output import Output
-from serve_app.engine.sampling.sampler import SampledSpan
+from serve_app.engine.sampling.sampler import SampledSpan, Scored
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO

@@ -17,12 +17,10 @@ from dataclasses import replace
 from serve_app.core.delta import Delta, FinishReason, PromptReport, TokenLogprob, TopLogprob, joined
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
 from serve_app.core.log_context import about
-from serve_app.engine.sampling.logprobs import Scored
-from serve_app.engine.sampling.sampler import SampledSpan
+from serve_app.engine.sampling.sampler import SampledSpan, Scored
 from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
-from serve_app.text.offsets import meant_places, written_places
-from serve_app.text.tokenizer import TextTokenizer
+from serve_app.text.tokenizer import TextTokenizer, meant_places, written_places
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from serve_app.engine.decoder.memory import sent
 from serve_app.engine.sampling.candidates import (
     Candidates,
     Scratch,
+    WholeRow,
     block_weights,
     few_at_once,
     row_sums,
 )
 from serve_app.engine.sampling.noise import Stream, key, keys_tensor, uniform
-from serve_app.engine.sampling.whole import WholeRow
 from serve_app.engine.scheduler.sequence import Sequence
 
 Tokens = TypeVar("Tokens", Candidates, WholeRow)

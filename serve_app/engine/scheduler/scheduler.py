@@ -20,8 +20,7 @@ from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Accounts
 from serve_app.engine.scheduler.admission import Admission, Shared
-from serve_app.engine.scheduler.pace import Pace
-from serve_app.engine.scheduler.planner import Planner
+from serve_app.engine.scheduler.planner import Pace, Planner
 from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.sequence import Batch, Sequence
