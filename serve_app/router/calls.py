@@ -41,6 +41,7 @@ class Calls:
         self._submissions: dict[str, asyncio.Task[ServeError | None]] = {}
         self._taken_late: set[str] = set()
         self._tasks: set[asyncio.Task[object]] = set()
+        self._asking: set[asyncio.Task[object]] = set()
         self._flow = asyncio.Lock()
 
     def spawn(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
@@ -48,6 +49,11 @@ class Calls:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def give_up(self) -> None:
+        """Let nobody wait any longer for the answer to a question; what was submitted is its owner's to move."""
+        for asking in self._asking:
+            asking.cancel()
 
     async def finish(self) -> None:
         """Wait for every call that was made."""
@@ -143,11 +149,16 @@ class Calls:
                 return await call
             except ServeError as refusal:
                 return refusal
+            except asyncio.CancelledError:
+                return replica_lost("fell silent")
             except Exception as failure:
                 logger.warning("replica %s could not be asked: %r", self._replica_id, failure)
                 return replica_lost("could not be reached")
 
-        found = await asyncio.shield(self.spawn(answer()))
+        asking = self.spawn(answer())
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        found = await asyncio.shield(asking)
         if isinstance(found, ServeError):
             raise found
         return found

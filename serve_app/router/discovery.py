@@ -196,6 +196,8 @@ class Discovery:
                 card = await way.hello(self._router_id, self._heard)
             self._heard[replica_id] = card.news.until
             self._fleet.hear(card)
-        except (ServeError, TimeoutError):
+        except TimeoutError:
+            logger.info("replica %s, which leaves, is slow to answer", replica_id)
+        except ServeError:
             del self._leaving[replica_id]
             self._heard.pop(replica_id, None)

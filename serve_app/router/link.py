@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 Receive = Callable[[Delta], None]
 """Takes the deltas of a request."""
+QUIET_LOOKS, SILENT_LOOKS = 10, 16
+"""Looks without a frame after which a replica gets no new prompts, and after which what it computes goes on elsewhere.
+A replica sends a frame every second, four looks; a router that stands still does not look."""
 MIN_MEASURED = 64
 """Tokens of a prompt that tell of the pace: below it, most of the time is the way there and back."""
 
@@ -61,6 +64,8 @@ class ReplicaLink:
         self._load = card.load
         self._num_foreign = 0
         self._is_retired = False
+        self._num_looks = self._num_answers = 0  # since the last frame
+        self._moved: list[str] = []  # while it was silent
         self.has_ended = False
 
     def start(self) -> None:
@@ -80,6 +85,16 @@ class ReplicaLink:
     def is_open(self) -> bool:
         """Whether it takes new requests."""
         return self._reader is not None and not (self._calls.is_lost or self._is_retired)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether frames are overdue: what another replica can take is not given to this one."""
+        return self._num_looks > QUIET_LOOKS
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether the stream is silent although the replica answers: the stream has to be opened anew."""
+        return self._num_looks > SILENT_LOOKS and self._num_answers > 1
 
     @property
     def num_outstanding(self) -> int:
@@ -102,6 +117,7 @@ class ReplicaLink:
 
     def refresh(self, card: ReplicaCard) -> None:
         """Take over what the replica says of itself now."""
+        self._num_answers += 1
         self.card = card
         if card.load.num_steps >= self._load.num_steps:  # a frame may have passed it on the way
             self._load = card.load
@@ -172,13 +188,30 @@ class ReplicaLink:
         self._is_retired = True
         self._close_if_idle()
 
+    def look(self) -> bool:
+        """Count a look; whether the replica is silent: nobody waits for it who need not."""
+        self._num_looks += 1
+        if self._num_looks == SILENT_LOOKS + 1 and self.is_open:
+            facts = (self.replica_id, self.num_outstanding)
+            logger.warning("replica %s is silent, with %d sequences", *facts, extra=about(self._registry.names_of()))
+        if is_silent := self._num_looks > SILENT_LOOKS:
+            self._calls.give_up()
+        return is_silent
+
     def hand_over(self, can_go_on: Callable[[ModelRef], bool]) -> None:
         """Have requests go on elsewhere, of models for which that can be, and compute nothing more of them here."""
         if moved := self._registry.of(can_go_on):
             names = self._registry.names_of(moved)
             self._calls.abort(moved, names)
+            self._moved += moved if self.is_quiet else ()
             self._registry.lose(lambda: ReplicaLeaves("The replica that computed the request leaves."), moved)
             self._close_if_idle()
+
+    def drop(self, reason: str) -> None:
+        """Leave the stream; what still runs there ends with ReplicaLost. reason: as of `replica_lost`"""
+        if self._reader is not None:
+            self._reader.cancel()
+        self._lose(reason)
 
     def readmit(self) -> bool:
         """Take requests again after `retire`; False where the link is closed already."""
@@ -188,9 +221,7 @@ class ReplicaLink:
     async def close(self) -> None:
         """Leave the replica; what still runs there ends with ReplicaLost."""
         self._is_retired = True
-        if self._reader is not None:
-            self._reader.cancel()
-        self._lose("was disconnected by the router")
+        self.drop("was disconnected by the router")
         await self._calls.finish()
 
     async def _read(self) -> None:
@@ -208,6 +239,10 @@ class ReplicaLink:
             self._lose(reason)
 
     def _receive(self, frame: Frame) -> None:
+        self._num_looks = self._num_answers = 0
+        if self._moved:  # it may have heard nothing of that
+            self._calls.abort(self._moved)
+            self._moved = []
         self._on_spent(frame.load.spent)
         for delta in frame.deltas:
             self._registry.dispatch(delta)

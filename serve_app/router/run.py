@@ -86,7 +86,6 @@ class Run:
         max_pending = max(self._settings.max_pending_events, 4 * self._num_unended)
         is_read_whole = all(request.is_read_whole for request in self.requests)
         self._inbox = Inbox(None if is_read_whole else max_pending, on_full=self._pause, on_slack=self._resume)
-        self._num_submissions = 0
         self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ends_at = time.monotonic() + self._settings.timeout_s
@@ -199,7 +198,6 @@ class Run:
         attempts = [each.on(link, self.response_id, self._progress[each.part]) for each, _ in share]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
         self.stats.place([attempt.part for attempt in attempts], link.replica_id)
-        self._num_submissions += 1
         guesses = [guess for _, guess in share]
         submission = link.submit([attempt.request for attempt in attempts], self._receive, guesses)
         submission.add_done_callback(lambda done: self._note_answer(attempts, done))
@@ -207,15 +205,15 @@ class Run:
             link.pause([attempt.request.request_id for attempt in attempts])
 
     def _note_answer(self, attempts: Sequence[Attempt], submission: asyncio.Task[ServeError | None]) -> None:
-        self._num_submissions -= 1
         if self._has_left or submission.cancelled():
             return
-        refusal = submission.result()
-        if refusal is not None:
+        for attempt in attempts:
+            attempt.is_taken = True
+        if (refusal := submission.result()) is not None:
             self.is_refused |= not isinstance(refusal, ReplicaLost)
             for attempt in attempts:
                 self._lose(attempt, self.told((each.request.model for each in attempts), refusal))
-        is_accepted = not self._num_submissions and not self._homeless
+        is_accepted = not self._homeless and all(attempt.is_taken for attempt in self._attempts.values())
         if is_accepted and self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)
 
@@ -426,6 +424,7 @@ class Attempt:
     part:      which of the run's requests it is of
     number:    from 1;  num_losses, num_failures: in the attempts before; planned moves are neither
     lost_at:   when the attempt before was lost, until something new comes, by the monotonic clock, seconds
+    is_taken:  whether the replica has answered its submission
     """
 
     request: GenerationRequest
@@ -436,6 +435,7 @@ class Attempt:
     num_failures: int = 0
     num_unfinished: int = 0
     lost_at: float | None = None
+    is_taken: bool = False
 
     def may_go_on(self, error: ServeError, max_placements: int) -> bool:
         """Whether the client need not be told of this error."""
