@@ -24,7 +24,7 @@ from serve_app.core.errors import (
     ServeError,
 )
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.router.fleet import ALL_LOST, Fleet
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Guess
@@ -195,7 +195,8 @@ class Run:
         return since is not None and time.monotonic() - since < self._settings.max_pause_s
 
     def _submit(self, link: ReplicaLink, share: Sequence[tuple[Homeless, Guess]]) -> None:
-        attempts = [each.on(link, self.response_id, self._progress[each.part]) for each, _ in share]
+        begun = [(each, self.requests[each.part].stop.after(self.stats.elapsed_s(each.part))) for each, _ in share]
+        attempts = [each.on(link, self.response_id, self._progress[each.part], stop) for each, stop in begun]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
         self.stats.place([attempt.part for attempt in attempts], link.replica_id)
         guesses = [guess for _, guess in share]
@@ -482,11 +483,11 @@ class Homeless:
         """What the replicas that can take it have."""
         return self.request.model, self.numerics
 
-    def on(self, link: ReplicaLink, response_id: str, progress: Progress) -> Attempt:
+    def on(self, link: ReplicaLink, response_id: str, progress: Progress, stop: StopParams) -> Attempt:
         """The next attempt, from where the completions are. The first one is named by the part alone."""
         name = f"{response_id}/{self.part}"
         request_id = name if self.number == 1 else f"{name}/{self.number}"
-        request = progress.go_on(replace(self.request, request_id=request_id))
+        request = progress.go_on(replace(self.request, request_id=request_id, stop=stop))
         return Attempt(
             request=request,
             link=link,
