@@ -11,6 +11,7 @@ from typing import Protocol
 from serve_app.core.backend import Backend
 from serve_app.core.cards import NO_SCALES, ReplicaCard, Scale
 from serve_app.core.errors import ServeError
+from serve_app.router.patience import patience
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class Discovery:
 
     async def _greet(self, application: str) -> Sighting:
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with patience(HELLO_TIMEOUT_S):
                 return await self._cluster.greet(application, self._router_id, self._heard)
         except Exception as error:
             logger.debug("application %s did not answer: %r", application, error)
@@ -164,7 +165,7 @@ class Discovery:
     async def _ask(self, application: str, replica_id: str) -> None:
         """Speak to a known replica alone. One that is only slow stays: Serve replaces it if it stays slow."""
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with patience(HELLO_TIMEOUT_S):
                 way = self._known[application][replica_id]
                 self._meet(application, await way.hello(self._router_id, self._heard))
         except TimeoutError:
@@ -192,7 +193,7 @@ class Discovery:
             self._heard.pop(replica_id, None)
             return
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with patience(HELLO_TIMEOUT_S):
                 card = await way.hello(self._router_id, self._heard)
             self._heard[replica_id] = card.news.until
             self._fleet.hear(card)

@@ -152,6 +152,23 @@ async def test_a_router_that_knows_no_keys_is_not_ready(client: httpx.AsyncClien
     await fleet.close()
 
 
+async def test_a_router_that_stood_still_hears_of_keys_anew_before_it_refuses(backend: FakeBackend) -> None:
+    held, fleet, now = KeyCache(grace_s=10.0), Fleet("router-0"), [0.0]
+    fleet.put(backend.card, backend)
+
+    async def look_again(presented: str) -> None:
+        held.hear(directory(), now[0])
+
+    await look_again("")
+    now[0] = 3600.0
+    door = Door(identify=lambda key: held.identify(key, now=1.0, at=now[0]), look_again=look_again)
+    transport = httpx.ASGITransport(app=build_app(Router(fleet, RouterConfig()), door=door))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        response = await client.post("/v1/completions", json=asking("tiny"), headers=key("whole"))
+    assert response.status_code == 200
+    await fleet.close()
+
+
 @pytest.mark.parametrize("path", [each for each in Path if each not in OPEN])
 async def test_a_key_is_good_for_its_scopes_and_no_other(client: httpx.AsyncClient, path: Path) -> None:
     for scope in Scope:
