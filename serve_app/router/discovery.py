@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 HURRIED_PERIOD_S = 0.15
+ANSWER_S = 2.0
+"""A cluster that does not tell its applications for so long is asked on, while those of before are greeted."""
 HELLO_TIMEOUT_S = 2.0
 """Twice this, and a period, must fit a replica's lease: leases are renewed by hellos."""
 
@@ -109,6 +111,8 @@ class Discovery:
         self._asleep: set[str] = set()
         self._heard: dict[str, int] = {}
         self._is_something_missing = True
+        self._deployed: Mapping[str, Deployed] = {}
+        self._asking: asyncio.Task[Mapping[str, Deployed]] | None = None
 
     async def run(self) -> None:
         """Look for ever: once a second, and faster while something is not ready."""
@@ -121,7 +125,7 @@ class Discovery:
 
     async def look(self) -> None:
         """One pass over all applications; what goes wrong with one is that one's alone."""
-        deployed = await self._cluster.applications()
+        deployed = await self._applications()
         if self._cluster.is_deleted:
             self._on_deleted()
         self._fleet.expect(
@@ -139,6 +143,18 @@ class Discovery:
             each.is_coming and application not in self._asleep and not self._known.get(application)
             for application, each in deployed.items()
         )
+
+    async def _applications(self) -> Mapping[str, Deployed]:
+        """Every application, as last told where the cluster does not answer: leases end if nobody greets meanwhile."""
+        self._asking = self._asking or asyncio.ensure_future(self._cluster.applications())
+        try:
+            async with patience(ANSWER_S):
+                self._deployed = await asyncio.shield(self._asking)
+        except Exception as error:
+            logger.warning("the cluster could not be asked for its applications; what was known stays: %r", error)
+        if self._asking.done():
+            self._asking = None
+        return self._deployed
 
     async def _look_at(self, application: str, model: str) -> None:
         known = self._known.setdefault(application, {})
