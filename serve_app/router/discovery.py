@@ -19,8 +19,9 @@ PERIOD_S = 1.0
 HURRIED_PERIOD_S = 0.15
 ANSWER_S = 2.0
 """A cluster that does not tell its applications for so long is asked on, while those of before are greeted."""
-HELLO_TIMEOUT_S = 2.0
-"""Twice this, and a period, must fit a replica's lease: leases are renewed by hellos."""
+HELLO_TIMEOUT_S, ALONE_TIMEOUT_S = 2.0, 0.5
+"""For the answers of all replicas, and for that of one which was not among them and is asked alone: what fails does so
+at once. Both and a period must fit a replica's lease: leases are renewed by hellos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,7 @@ class Discovery:
     async def _ask(self, application: str, replica_id: str) -> None:
         """Speak to a known replica alone. One that is only slow stays: Serve replaces it if it stays slow."""
         try:
-            async with patience(HELLO_TIMEOUT_S):
+            async with patience(ALONE_TIMEOUT_S):
                 way = self._known[application][replica_id]
                 self._meet(application, await way.hello(self._router_id, self._heard))
         except TimeoutError:
