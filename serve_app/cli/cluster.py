@@ -65,7 +65,7 @@ def _refuse_what_serves() -> None:
     """What is served already would end with us."""
     from ray import serve
 
-    if names := ", ".join(serve.status().applications):
+    if names := ", ".join(sorted(serve.status().applications)):
         raise RuntimeError(f"The cluster serves {names} already; `serve deploy` of the new file changes that.")
 
 
