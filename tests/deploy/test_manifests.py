@@ -22,7 +22,10 @@ import yaml
 from serve_app.api import paths
 from serve_app.check.cluster_file import check_document
 from serve_app.check.document import Severity, read_document
+from serve_app.http.gateway_metrics import GatewayMetrics
+from serve_app.router.fleet import Fleet
 from tests.deploy.chart import CHART, DEPLOY, HELM, MANIFEST, rendered
+from tests.observe.queries import selected
 
 REPOSITORY = DEPLOY.parent
 SCHEMAS = Path(__file__).with_name("schemas")
@@ -158,6 +161,21 @@ def test_the_compose_file_is_sound_and_what_it_mounts_is_there(tmp_path: Path) -
     ours = compose["services"]["serve"]
     assert ours["read_only"]
     assert ours["tmpfs"] == ["/tmp"]
+
+
+def test_pods_for_a_gateway_are_sound_and_what_reads_them_asks_for_what_they_tell(tmp_path: Path) -> None:
+    found = documents((DEPLOY / "gateway.yaml").read_text(encoding="utf-8"))
+    assert [fault for each in found for fault in faults(each, each["kind"])] == []
+    cluster = of_kind("ConfigMap", found)["data"]["cluster.yaml"]
+    check_cluster(cluster, tmp_path)
+    _, served = yaml.safe_load(cluster)["applications"]
+    [trigger] = of_kind("ScaledObject", found)["spec"]["triggers"]
+    told = {family.name for family in GatewayMetrics(Fleet("router-0")).collect()}
+    [asked] = selected(trigger["metadata"]["query"])
+    assert asked.name in told
+    assert f'"{served["args"]["name"]}"' in trigger["metadata"]["query"]
+    labels = {str(each["spec"]["selector"]) for each in found if "selector" in each.get("spec", {})}
+    assert labels == {str({"matchLabels": of_kind("Deployment", found)["spec"]["template"]["metadata"]["labels"]})}
 
 
 def test_the_image_holds_nothing_but_the_package() -> None:
