@@ -189,6 +189,7 @@ class ModelCard:
     dialect: of requests to it that name none; None is the service's own
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
+    block_size: tokens of one block of those; 0 if unknown
     staged: adapters in versions that their names do not mean, which requests can pin: those before the last change
         and those in use
     adapters_revision: of the `AdapterSet` that was applied last; 0 before the first
@@ -221,6 +222,7 @@ class ModelCard:
     max_num_sequences: int = 0
     max_waiting: int = 0
     kv_cache_bytes: int = 0
+    block_size: int = 0
     staged: tuple[AdapterCard, ...] = ()
     adapters_revision: int = 0
     adapters_root: str = ""

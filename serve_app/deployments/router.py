@@ -245,4 +245,10 @@ def door_for(settings: RouterSettings, link: AccountsClient | None, host: str | 
         return door_without_keys(host)
     if link is None:
         raise ValueError("`auth: keys` needs a store: set args.store of the router's application")
-    return Door(identify=link.identify, look_again=link.look_again, origins=link.origins, administer=link.administer)
+    return Door(
+        identify=link.identify,
+        look_again=link.look_again,
+        origins=link.origins,
+        administer=link.administer,
+        shows_queues=settings.gateway_metrics,
+    )

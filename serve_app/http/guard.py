@@ -43,6 +43,7 @@ class Door:
     look_again: awaited before a key that nobody knows, or that cannot be judged, is refused
     origins:    pages of these may call with some tenant's key
     administer: who answers administrators; None where nothing is administered
+    shows_queues: whether whoever comes without a key gets the part of /metrics that gateways read
     closed:     why everything but `/health` is refused, whatever key is presented; None where it is not
     """
 
@@ -50,6 +51,7 @@ class Door:
     look_again: LookAgain = heard_all
     origins: Callable[[], frozenset[str]] = frozenset
     administer: Administer | None = None
+    shows_queues: bool = False
     closed: str | None = None
 
     @property
@@ -112,7 +114,7 @@ class Guard:
             self._check()
         if self._door.closed is not None and path is not Path.HEALTH:
             raise Unauthenticated(self._door.closed)
-        if path in OPEN:
+        if path in OPEN or (path is Path.METRICS and key is None and self._door.shows_queues):
             return LOCAL if self._door.is_open else NOBODY
         identity = LOCAL if self._door.is_open else self._door.identify(key)
         if path is None:

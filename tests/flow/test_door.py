@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +16,7 @@ from serve_app.core.tenants import Identity, Rights, Scope, Tenant
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.router import door_for
 from serve_app.http.app import build_app
-from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys
+from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys, heard_all
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.tenants.keys import Directory, Key, KeyCache, digest_of, new_key
@@ -107,6 +109,26 @@ async def test_no_route_but_health_front_and_the_consoles_files_answers_without_
             assert response.status_code != 401
         else:
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+
+
+async def test_gateways_read_queues_without_a_key_where_the_operator_says_so_and_no_tenants(backend) -> None:
+    known = directory()
+    accounts: Any = SimpleNamespace(
+        identify=lambda key: known.identify(key, 1.0), look_again=heard_all, origins=frozenset, administer=None
+    )
+    door = door_for(RouterSettings(auth="keys", gateway_metrics=True), accounts, "0.0.0.0")
+    fleet = Fleet("router-0")
+    fleet.put(backend.card, backend)
+    transport = httpx.ASGITransport(app=build_app(Router(fleet), door=door))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        told = await client.get("/metrics")
+        assert (told.status_code, (await client.get("/metrics", headers=key("only infer"))).status_code) == (200, 403)
+        assert "serve_app_" in (await client.get("/metrics", headers=key("only metrics"))).text
+        assert [(await client.get(path)).status_code for path in ("/live", "/v1/models")] == [401, 401]
+    await fleet.close()
+    series = [line for line in told.text.splitlines() if not line.startswith("#")]
+    assert len(series) == 5
+    assert all(line.startswith("vllm:") for line in series)
 
 
 @pytest.mark.parametrize(
