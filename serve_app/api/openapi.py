@@ -121,6 +121,9 @@ def _operations() -> dict[Path, dict[str, Any]]:
     health = _with_response(
         _operation("Whether every known model has a replica", "Health"), 503, ERRORS[503], _json("Health")
     )
+    ready = _with_response(
+        _operation("Whether this router can serve anything", "Ready"), 503, ERRORS[503], _json("Ready")
+    )
     return {
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
@@ -145,6 +148,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.UNLOAD_ADAPTER: _operation("Serve an adapter no longer", {"text/plain": {}}, body="UnloadAdapter"),
         Path.HEALTH: health,
         Path.V1_HEALTH: health,
+        Path.READY: ready,
         **_pages(),
     }
 

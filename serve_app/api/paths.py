@@ -36,6 +36,7 @@ class Path(StrEnum):
     UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
     HEALTH = "/health"
     V1_HEALTH = "/v1/health"
+    READY = "/ready"
     METRICS = "/metrics"
     DESCRIPTION = "/openapi.json"
     DOCS = "/docs"
@@ -77,7 +78,7 @@ POSTED = frozenset(
 PUBLISHING = frozenset({Path.LOAD_ADAPTER, Path.UNLOAD_ADAPTER})
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
-OPEN = frozenset({Path.HEALTH, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
+OPEN = frozenset({Path.HEALTH, Path.READY, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
 """Answered to whoever asks, key or none. The front and the console's files are the same for everybody and hold nothing
 of a service; the page that asks for a key, and the way there, have to be there before the key is."""
 

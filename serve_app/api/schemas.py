@@ -277,6 +277,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Health": record(
         {"status": {"enum": ["ok", "loading", "failed"]}}, optional={"models": array(STRING), "failed": array(STRING)}
     ),
+    "Ready": record({"status": {"enum": ["ok", "unready"]}}, optional={"reason": STRING}),
     "Props": record(
         {
             "default_generation_settings": record({"n_ctx": COUNT, "params": OBJECT}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Literal
 
@@ -283,6 +283,11 @@ class StopParams:
     max_predict_s: float = 0.0
     shows_string: bool = False
     shows_pattern: bool = False
+
+    def after(self, seconds: float) -> StopParams:
+        """Return what is left of them so long after the first token."""
+        left_s = max(1e-6, self.max_predict_s - seconds)  # zero would be no limit
+        return replace(self, max_predict_s=left_s) if seconds and self.max_predict_s else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,8 +187,8 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     adapter_roots:  folders and addresses (`s3://bucket/team`; also gs, az, hf and https) below which adapters may be
                     published, besides `adapters` of each model
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
-    auth:           `keys` asks every request for a key, except for /health, / and the console's files; `none` asks
-                    nobody, on a loopback host only; null is `keys` if args has a store, else `none`
+    auth:           `keys` asks every request for a key, except for /health, /ready, / and the console's files; `none`
+                    asks nobody, on a loopback host only; null is `keys` if args has a store, else `none`
     auth_grace_s:   how long a router relies on the tenants and keys it heard of last if it cannot ask; after that it
                     refuses requests with 503
     prices:         price per million tokens, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` covers

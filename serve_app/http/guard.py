@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketClose
 
 from serve_app.api.error_text import shown
 from serve_app.api.paths import OPEN, WATCHING, Path, path_of
-from serve_app.core.errors import Forbidden, NotFound, Unauthenticated
+from serve_app.core.errors import Forbidden, NotFound, Unauthenticated, Unavailable
 from serve_app.core.machine import is_loopback
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
 
@@ -40,7 +40,7 @@ async def heard_all(key: str) -> None:
 class Door:
     """Decides who is let in.
 
-    look_again: awaited before a key that nobody knows is refused
+    look_again: awaited before a key that nobody knows, or that cannot be judged, is refused
     origins:    pages of these may call with some tenant's key
     administer: who answers administrators; None where nothing is administered
     closed:     why everything but `/health` is refused, whatever key is presented; None where it is not
@@ -93,7 +93,7 @@ class Guard:
         key = presented_key(scope["headers"])
         try:
             identity = self._admit(scope, key)
-        except Unauthenticated:
+        except (Unauthenticated, Unavailable):  # the latter where the router stood still for so long
             if key is None:
                 raise
             await self._door.look_again(key)
