@@ -94,6 +94,7 @@ class ListedCanary:
     counted:    the canary's requests;  beside: those of the version that the name means
     divergence: mean over the scored requests, nats per token; None if none was scored yet
     scored:     so many requests
+    held:       what it waits for, if it has had its share for longer than `hold_after_s`; else None
     """
 
     version: str
@@ -105,6 +106,7 @@ class ListedCanary:
     beside: ListedVersion
     divergence: float | None
     scored: Count
+    held: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

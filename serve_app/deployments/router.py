@@ -189,6 +189,7 @@ class RouterReplica:
 
     def _bring_adapters(self) -> None:
         self._publishing.refresh()
+        self._rollouts.look()
 
     def _stop(self) -> None:
         """Tell every client that is still here, before the connections are closed."""

@@ -293,8 +293,9 @@ def admission_state(admission: Admission) -> Iterator[Family]:
 def rollout_state(rollouts: Rollouts) -> Iterator[Family]:
     """Yield how many canaries there are, and what this router has decided about canaries."""
     yield Family("canaries", "Adapters of which a version is tried.", [((), rollouts.num_canaries)])
+    yield Family("canaries_held", "Canaries that too few requests say something of.", [((), len(rollouts.held))])
     decisions = (((each,), rollouts.decisions[each]) for each in DECISIONS)
-    yield Family("canary_decisions", "Canaries widened or rolled back.", decisions, ("decision",), is_total=True)
+    yield Family("canary_decisions", "Canaries widened, rolled back or held.", decisions, ("decision",), is_total=True)
 
 
 SHADOW_TOTALS: dict[str, tuple[str, Callable[[Tally], float]]] = {
