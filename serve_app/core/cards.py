@@ -314,7 +314,7 @@ class AdapterRecord:
     """One adapter found on disk.
 
     version: digest of configuration and weights; "" where they could not be read
-    weights: the file of its tensors
+    weights: the file of its tensors;  weights_digest: the SHA-256 of its contents, in hexadecimal digits
     fields:  its adapter_config.json; what they mean for a model is for the engine to say
     tensors: the shape of each tensor, by its name in the file
     reason:  why it cannot be used; None for a usable one
@@ -325,6 +325,7 @@ class AdapterRecord:
     path: Path
     version: str = ""
     weights: Path | None = None
+    weights_digest: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     reason: str | None = None
