@@ -70,6 +70,7 @@ class Outbox:
         self._deltas: list[Delta] = []
         self._load = Load()
         self._spent: dict[str, Spent] = {}
+        self._adapters_revision = 0
         self._has_news = asyncio.Event()
         self._is_closed = False
         self._max_deltas = max_deltas
@@ -84,6 +85,11 @@ class Outbox:
         self.num_bytes += sum(map(_size, deltas))
         if len(self._deltas) > self._joins_at:
             self._join()
+        self._has_news.set()
+
+    def tell(self, adapters_revision: int) -> None:
+        """Send a frame that says which adapters the card has now."""
+        self._adapters_revision = adapters_revision
         self._has_news.set()
 
     def drop(self) -> list[Delta]:
@@ -103,15 +109,16 @@ class Outbox:
         self.has_reader = True
         while self._has_any or not self._is_closed:
             if self._has_any:
-                yield Frame(deltas=tuple(self.drop()), load=self._take_load())
+                revision, self._adapters_revision = self._adapters_revision, 0
+                yield Frame(deltas=tuple(self.drop()), load=self._take_load(), adapters_revision=revision)
             else:
                 self._has_news.clear()
                 await self._has_news.wait()
 
     @property
     def _has_any(self) -> bool:
-        """Return whether there are deltas or news of what flows spent."""
-        return bool(self._deltas or self._spent)
+        """Return whether there are deltas or news of what flows spent, or of adapters."""
+        return bool(self._deltas or self._spent or self._adapters_revision)
 
     def _take_load(self) -> Load:
         """Return the last load with all that was spent since the last frame."""
@@ -183,6 +190,11 @@ class Delivery:
                 self._send(router_id, own, load)
             except Exception:
                 self.give_up(router_id, "could not be sent its deltas; its stream ends")
+
+    def tell(self, adapters_revision: int) -> None:
+        """Let every router know at once that the card has other adapters."""
+        for outbox in self._outboxes.values():
+            outbox.tell(adapters_revision)
 
     def give_up(self, router_id: str, why: str) -> None:
         """Detach a router and log its requests. Call it in an exception handler, or when a router is gone."""
