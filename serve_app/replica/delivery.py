@@ -73,6 +73,7 @@ class Outbox:
         self._deltas: list[Delta] = []
         self._load = Load()
         self._spent: dict[str, Spent] = {}
+        self._adapters_revision = 0
         self._has_news = asyncio.Event()
         self._is_closed = self._is_due = False
         self._max_deltas = max_deltas
@@ -94,6 +95,11 @@ class Outbox:
         self._load, self._is_due = replace(load, spent=()), True
         self._has_news.set()
 
+    def tell(self, adapters_revision: int) -> None:
+        """Send a frame that says which adapters the card has now."""
+        self._adapters_revision = adapters_revision
+        self._has_news.set()
+
     def drop(self) -> list[Delta]:
         """Take out and return all pending deltas."""
         deltas, self._deltas = self._deltas, []
@@ -111,15 +117,16 @@ class Outbox:
         self.has_reader = True
         while self._has_any or not self._is_closed:
             if self._has_any:
-                yield Frame(deltas=tuple(self.drop()), load=self._take_load())
+                revision, self._adapters_revision = self._adapters_revision, 0
+                yield Frame(deltas=tuple(self.drop()), load=self._take_load(), adapters_revision=revision)
             else:
                 self._has_news.clear()
                 await self._has_news.wait()
 
     @property
     def _has_any(self) -> bool:
-        """Return whether there are deltas, news of what flows spent, or a heartbeat."""
-        return bool(self._deltas or self._spent or self._is_due)
+        """Return whether there are deltas, news of what flows spent or of adapters, or a heartbeat."""
+        return bool(self._deltas or self._spent or self._adapters_revision or self._is_due)
 
     def _take_load(self) -> Load:
         """Return the last load with all that was spent since the last frame."""
@@ -196,6 +203,11 @@ class Delivery:
         """Tell every router that the replica is there."""
         for outbox in self._outboxes.values():
             outbox.beat(load)
+
+    def tell(self, adapters_revision: int) -> None:
+        """Let every router know at once that the card has other adapters."""
+        for outbox in self._outboxes.values():
+            outbox.tell(adapters_revision)
 
     def give_up(self, router_id: str, why: str) -> None:
         """Detach a router and log its requests. Call it in an exception handler, or when a router is gone."""

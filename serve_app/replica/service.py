@@ -224,7 +224,9 @@ class ModelService:
 
     async def apply_adapters(self, published: AdapterSet) -> ModelCard:
         self._check_engine()
-        return await self._adapters.apply(published)
+        card = await self._adapters.apply(published)
+        self._delivery.tell(card.adapters_revision)
+        return card
 
     def detach_silent(self) -> None:
         """Detach routers whose lease has expired; call it at least every `Leases.period_s`."""

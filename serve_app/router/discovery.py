@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -114,15 +115,23 @@ class Discovery:
         self._is_something_missing = True
         self._deployed: Mapping[str, Deployed] = {}
         self._asking: asyncio.Task[Mapping[str, Deployed]] | None = None
+        self._is_hurried = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Look at once: what a replica said of itself is so no more."""
+        self._is_hurried.set()
 
     async def run(self) -> None:
-        """Look for ever: once a second, and faster while something is not ready."""
+        """Look for ever: once a second, at once if hurried, and faster while something is not ready."""
         while True:
+            self._is_hurried.clear()
             try:
                 await self.look()
             except Exception:
                 logger.warning("could not look at the cluster; what was known stays", exc_info=True)
-            await asyncio.sleep(HURRIED_PERIOD_S if self._is_something_missing else PERIOD_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HURRIED_PERIOD_S if self._is_something_missing else PERIOD_S):
+                    await self._is_hurried.wait()
 
     async def look(self) -> None:
         """One pass over all applications; what goes wrong with one is that one's alone."""

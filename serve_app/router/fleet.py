@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from serve_app.catalog.aliases import Aliases, Order, addresses_of, heaviest_fir
 from serve_app.catalog.resolve import Catalog, Draw, no_canary
 from serve_app.core.backend import Backend
 from serve_app.core.cards import NO_SCALES, AdapterCard, ModelCard, ReplicaCard, Scale
-from serve_app.core.delta import Load
+from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound, ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
@@ -42,6 +42,7 @@ class Fleet:
     version: grows with every change of its cards and aliases
     counts:  what its replicas spent, those that are gone included
     placement: which of them gets which prompt
+    on_outdated: called where a replica says that the card which is known of it is an older one
 
     Deployments call `put` for every replica they see, as often as they look, `remove` for those gone, and
     `expect` with the models that ought to exist.
@@ -71,6 +72,7 @@ class Fleet:
         self._changed = asyncio.Event()
         self.counts = Counts()
         self.placement = Placement()
+        self.on_outdated: Callable[[], None] = lambda: None
         self._everything = self.seen_with(Rights())
 
     @property
@@ -170,11 +172,17 @@ class Fleet:
                 link.hand_over(partial(self._can_go_on, numerics=link.card.model.numerics))
 
     def _connect(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
-        on_spent = partial(self.counts.note, card.replica_id, card.model.name)
+        on_frame = partial(self._hear_frame, card.replica_id, card.model.name)
         on_lost = partial(self._note_loss, card.replica_id, backend)
-        link = ReplicaLink(backend, card, self._router_id, on_lost=on_lost, on_spent=on_spent)
+        link = ReplicaLink(backend, card, self._router_id, on_lost=on_lost, on_frame=on_frame)
         link.start()
         return link
+
+    def _hear_frame(self, replica_id: str, model: str, frame: Frame) -> None:
+        self.counts.note(replica_id, model, frame.load.spent)
+        link = self._links.get(replica_id)
+        if link is not None and frame.adapters_revision > link.card.model.adapters_revision:
+            self.on_outdated()
 
     def _note_loss(self, replica_id: str, backend: Backend) -> None:
         """Reconnect at once to a replica that has ended the stream itself, once until it is seen again.

@@ -268,3 +268,20 @@ async def test_a_sleeping_models_idle_replica_is_called_no_more_and_a_busy_one_k
     await discovery.look()
     await discovery.look()
     assert cluster.hellos == ([] if is_done else ["a"])
+
+
+async def test_it_looks_at_once_when_it_is_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.router.discovery.PERIOD_S", 3600.0)
+    cluster = TownCluster(demo=seen("a"))
+    discovery, table = discovery_of(cluster)
+    running = asyncio.create_task(discovery.run())
+    try:
+        async with asyncio.timeout(60):
+            while "a" not in table.backends:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            cluster.answers["demo"] = seen("a", "b")
+            discovery.hurry()
+            while "b" not in table.backends:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    finally:
+        running.cancel()
