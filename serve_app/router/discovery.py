@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.core.backend import Backend
-from serve_app.core.cards import NO_SCALES, ReplicaCard, Scale
+from serve_app.core.cards import NO_SCALES, ModelCard, ReplicaCard, Scale
 from serve_app.core.errors import ServeError
 from serve_app.router.patience import patience
 
@@ -30,12 +30,12 @@ class Sighting:
     """The replicas of one application that answered.
 
     is_complete: nobody failed to answer, so a replica that is not here does not exist
-    is_asleep:   there is none, as it was scaled to zero, and a first request starts one
+    asleep:      what is known of the model, if it was scaled to zero, and a first request starts a replica
     """
 
     cards: tuple[ReplicaCard, ...]
     is_complete: bool
-    is_asleep: bool = False
+    asleep: ModelCard | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Replicas(Protocol):
 
     def remove(self, replica_id: str) -> None: ...
 
-    def rest(self, model: str, *, is_asleep: bool) -> None: ...
+    def rest(self, model: str, card: ModelCard | None) -> None: ...
 
     def is_done_with(self, replica_id: str) -> bool: ...
 
@@ -169,8 +169,8 @@ class Discovery:
     async def _look_at(self, application: str, model: str) -> None:
         known = self._known.setdefault(application, {})
         sighting = await self._greet(application)
-        (self._asleep.add if sighting.is_asleep else self._asleep.discard)(application)
-        self._fleet.rest(model, is_asleep=sighting.is_asleep)
+        (self._asleep.add if sighting.asleep else self._asleep.discard)(application)
+        self._fleet.rest(model, sighting.asleep)
         for card in sighting.cards:
             self._meet(application, card)
         missing = known.keys() - {card.replica_id for card in sighting.cards}

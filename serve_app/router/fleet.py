@@ -63,7 +63,7 @@ class Fleet:
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
         self._scales: dict[str, Scale] = {}
-        self._asleep: set[str] = set()
+        self._asleep: dict[str, ModelCard] = {}
         self._remembered: dict[str, ModelCard] = {}
         self._reconnected: set[str] = set()
         self._told: dict[str, list[ModelCard]] = {}
@@ -112,12 +112,12 @@ class Fleet:
 
     @property
     def asleep(self) -> Mapping[str, ModelCard]:
-        """Models that were scaled to zero, by name, as they were last seen; one that was never seen has an empty card.
+        """Models that were scaled to zero, by name, as they were last seen, or else as they are configured.
 
         The first request starts a replica.
         """
-        names = sorted((self._asleep & self._expected) - set(self._cards) - self._failed)
-        return {name: self._remembered.get(name) or _unseen(name) for name in names}
+        names = sorted((self._asleep.keys() & self._expected) - set(self._cards) - self._failed)
+        return {name: self._remembered.get(name, self._asleep[name]) for name in names}
 
     @property
     def failed(self) -> list[str]:
@@ -232,12 +232,11 @@ class Fleet:
         """
         self._expected, self._failed, self._scales = frozenset(models), frozenset(failed), dict(scales)
 
-    def rest(self, model: str, *, is_asleep: bool) -> None:
-        """Note whether a model without replicas was scaled to zero, and will have one with its first request."""
-        if is_asleep:
-            self._asleep.add(model)
-        else:
-            self._asleep.discard(model)
+    def rest(self, model: str, card: ModelCard | None) -> None:
+        """Note how a model is configured that was scaled to zero, or with None that it was not."""
+        self._asleep.pop(model, None)
+        if card is not None:
+            self._asleep[model] = card
 
     async def until_there(self, model: str) -> None:
         """Wait until a replica of the model is ready."""
@@ -320,10 +319,6 @@ class Fleet:
         hidden = Catalog(self._cards.values(), self._aliases).hidden_aliases
         if hidden:
             logger.warning("aliases hidden by served names: %s", ", ".join(hidden))
-
-
-def _unseen(name: str) -> ModelCard:
-    return ModelCard(name=name, root=name, created=0, max_model_len=0, vocab_size=0)
 
 
 def as_one(cards: Sequence[ModelCard]) -> ModelCard:
