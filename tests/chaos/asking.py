@@ -88,7 +88,7 @@ async def again(client: openai.AsyncOpenAI, path: str, kind: type[Any], broken: 
         try:
             return await client.get(path, cast_to=kind, stream=True, stream_cls=openai.AsyncStream[kind])
         except openai.NotFoundError:
-            raise broken from None
+            raise broken from broken.__cause__
         except (openai.APIConnectionError, openai.InternalServerError):
             await asyncio.sleep(0.5)
 
