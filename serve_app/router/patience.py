@@ -16,6 +16,7 @@ async def patience(seconds: float) -> AsyncGenerator[None, None]:
     Whoever stood still has not waited: what came meanwhile is still to be read.
     """
     loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle | None = None
 
     def tick(left_s: float) -> None:
         nonlocal timer
@@ -25,7 +26,6 @@ async def patience(seconds: float) -> AsyncGenerator[None, None]:
             timer = loop.call_later(min(TICK_S, left_s), tick, left_s - TICK_S)
 
     async with asyncio.timeout(None) as limit:
-        timer: asyncio.TimerHandle | None = None
         tick(seconds)
         try:
             yield
