@@ -201,12 +201,12 @@ class StreamRenderer(Generic[Chosen]):
 
     def _chunks_of(self, part: Part[Chosen]) -> list[bytes]:
         choice, recording = part.choice.without_recording(), part.choice.recording
-        chunks = self._chunk_of(choice, part)
+        of_choice: list[bytes] = self._chunk_of(choice, part)
         if recording is None:
-            return chunks
+            return of_choice
         if choice.index == 0:
             self._first_recording = recording.recording
-        return [*chunks, self._writer.choice(part.choice.recording_alone(), self._null_usage)]
+        return [*of_choice, self._writer.choice(part.choice.recording_alone(), self._null_usage)]
 
     def _chunk_of(self, choice: Chosen, part: Part[Chosen]) -> list[bytes]:
         self._num_finished += choice.finish_reason is not None
