@@ -45,11 +45,12 @@ class Reader:
     """Reads a stream event by event, until it has so many; then it leaves without a word."""
 
     most: int | None = None
+    pieces: bytes = b""
 
     async def read(
         self, app: ASGIApp, path: str, body: Mapping[str, Any] | None = None, last_id: str | None = None
     ) -> list[str]:
-        sent, pieces, leaves = [body], b"", asyncio.Event()
+        sent, leaves = [body], asyncio.Event()
         headers = [(b"content-type", b"application/json"), (b"accept", b"text/event-stream")]
         if last_id is not None:
             headers.append((b"last-event-id", last_id.encode()))
@@ -63,10 +64,10 @@ class Reader:
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
-            nonlocal pieces, status
+            nonlocal status
             status = message.get("status", status)
-            pieces += message.get("body", b"")
-            if self.most is not None and pieces.count(b"\n\n") >= self.most:
+            self.pieces += message.get("body", b"")
+            if self.most is not None and self.pieces.count(b"\n\n") >= self.most:
                 leaves.set()
             await asyncio.sleep(0)
 
@@ -77,8 +78,8 @@ class Reader:
             "client": ("127.0.0.1", 1), "server": ("flow", 80),
         }  # fmt: skip
         await app(scope, receive, send)
-        assert status == 200, pieces
-        return pieces.decode().split("\n\n")[:-1][: self.most]
+        assert status == 200, self.pieces
+        return self.pieces.decode().split("\n\n")[:-1][: self.most]
 
 
 def parsed(events: list[str]) -> tuple[list[Any], str]:
@@ -138,4 +139,19 @@ async def test_a_stream_that_is_cut_anywhere_and_fetched_elsewhere_is_the_undist
             expected = joined(again)
         found = differs(told, expected)
         assert not found, f"cut behind {most} events: {found}"
+    await house.stack.settled()
+
+
+async def test_a_stream_that_still_runs_is_taken_over(house: House) -> None:
+    body = {"model": "demo", "prompt": PROMPT, "stream": True, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+    path, first = "/v1/completions", Reader()
+    reading = asyncio.create_task(first.read(house.apps[0], path, body))
+    while first.pieces.count(b"\n\n") < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    named = json.loads(first.pieces.decode().split("\n")[1].removeprefix("data: "))["id"]
+    rest, _ = parsed(await Reader().read(house.apps[1], f"{path}/{named}"))
+    *_, error, end = await reading
+    assert ('"stream_resumed"' in error, end) == (True, "data: [DONE]")
+    whole, _ = parsed(await Reader().read(house.apps[0], path, body))
+    assert not differs(joined(rest), joined(whole))
     await house.stack.settled()
