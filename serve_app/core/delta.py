@@ -9,7 +9,7 @@ from itertools import chain
 
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Spent
-from serve_app.core.request import Recording
+from serve_app.core.recording import Recording
 
 
 class FinishReason(StrEnum):

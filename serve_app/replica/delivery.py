@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined_by_sequence
-from serve_app.core.errors import EngineFailed
+from serve_app.core.errors import EngineFailed, ServeError
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
 from serve_app.replica.requests import OpenRequests
@@ -85,7 +85,7 @@ class Outbox:
         self._deltas += deltas
         self._load = load
         self._spent.update((each.flow, each) for each in load.spent)
-        self.num_bytes += sum(map(_size, deltas))
+        self.num_bytes += sum(map(size_of, deltas))
         if len(self._deltas) > self._joins_at:
             self._join()
         self._has_news.set()
@@ -137,7 +137,7 @@ class Outbox:
     def _join(self) -> None:
         """Join the deltas of each sequence. The next time is when as many again have come."""
         self._deltas = joined_by_sequence(self._deltas)
-        self.num_bytes = sum(map(_size, self._deltas))
+        self.num_bytes = sum(map(size_of, self._deltas))
         self._joins_at = max(self._max_deltas, 2 * len(self._deltas))
 
 
@@ -222,6 +222,13 @@ class Delivery:
             outbox.close()
         self._end(self._open_requests.owned_by(router_id))
 
+    def lose(self, request_ids: frozenset[str], error: ServeError, load: Load) -> None:
+        """Tell routers that these open requests of theirs have failed."""
+        lost = [Delta(request_id=id_, sample=0, error=error) for id_ in sorted(request_ids)]
+        for router_id, own in self._open_requests.sort(lost).items():
+            if router_id in self._outboxes:
+                self._outboxes[router_id].put(own, load)
+
     def close(self) -> None:
         """End every stream once its outbox is empty."""
         for outbox in self._outboxes.values():
@@ -244,7 +251,8 @@ class Delivery:
         outbox.put([Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(lost)], load)
 
 
-def _size(delta: Delta) -> int:
+def size_of(delta: Delta) -> int:
+    """Return the bytes that a delta takes, about."""
     num_bytes = DELTA_BYTES + len(delta.text) + ID_BYTES * len(delta.token_ids) + _size_of_logprobs(delta.logprobs)
     if delta.recording is not None:
         num_bytes += delta.recording.num_bytes

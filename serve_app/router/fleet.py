@@ -201,6 +201,11 @@ class Fleet:
         links = (each for each in self._links.values() if each.is_open and not each.is_quiet)
         return [each for each in links if base in (None, each.card.model.name)]
 
+    @property
+    def backends(self) -> list[Backend]:
+        """The ways to all replicas, those included that take nothing new."""
+        return [link.backend for link in (*self._links.values(), *self._retired.values())]
+
     def update(self, replica_id: str, model: ModelCard) -> None:
         """Take over what a replica says of its model between two hellos."""
         if (link := self._links.get(replica_id)) is not None:

@@ -20,7 +20,7 @@ from serve_app.core.delta import (
 )
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
-from serve_app.core.request import Recording
+from serve_app.core.recording import Recording
 from serve_app.replica.delivery import Outbox
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=3)
