@@ -133,15 +133,18 @@ class Metrics:
         self._for_gateways = CollectorRegistry()
         for registry in (self._registry, self._for_gateways):
             registry.register(GatewayMetrics(fleet, admission))
-        states = (replica_loads, residencies, kept_streams, scales, partial(revisions, revision=revision), flow_usages)
-        for read in states:
-            self._registry.register(Series(router_id, partial(read, fleet)))
-        if admission is not None:
-            self._registry.register(Series(router_id, partial(admission_state, admission)))
-        if rollouts is not None:
-            self._registry.register(Series(router_id, partial(rollout_state, rollouts)))
-        if tallies is not None:
-            self._registry.register(Series(router_id, partial(shadow_totals, tallies)))
+        of_fleet = (
+            replica_loads,
+            residencies,
+            kept_streams,
+            scales,
+            flow_usages,
+            partial(revisions, revision=revision),
+        )
+        of_router = ((admission_state, admission), (rollout_state, rollouts), (shadow_totals, tallies))
+        for read, told in (*((each, fleet) for each in of_fleet), *of_router):
+            if told is not None:
+                self._registry.register(Series(router_id, partial(read, told)))
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /metrics. Nobody, whom a router lets in for that (`gateway_metrics`), gets queues alone."""
