@@ -133,18 +133,14 @@ class Metrics:
         self._for_gateways = CollectorRegistry()
         for registry in (self._registry, self._for_gateways):
             registry.register(GatewayMetrics(fleet, admission))
-        of_fleet = (
-            replica_loads,
-            residencies,
-            kept_streams,
-            scales,
-            flow_usages,
-            partial(revisions, revision=revision),
-        )
-        of_router = ((admission_state, admission), (rollout_state, rollouts), (shadow_totals, tallies))
-        for read, told in (*((each, fleet) for each in of_fleet), *of_router):
-            if told is not None:
-                self._registry.register(Series(router_id, partial(read, told)))
+        of_fleet = (replica_loads, residencies, kept_streams, scales, flow_usages)
+        reads: list[Callable[[], Iterator[Family]]] = [partial(read, fleet) for read in of_fleet]
+        reads.append(partial(revisions, fleet, revision))
+        reads += [] if admission is None else [partial(admission_state, admission)]
+        reads += [] if rollouts is None else [partial(rollout_state, rollouts)]
+        reads += [] if tallies is None else [partial(shadow_totals, tallies)]
+        for read in reads:
+            self._registry.register(Series(router_id, read))
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /metrics. Nobody, whom a router lets in for that (`gateway_metrics`), gets queues alone."""
