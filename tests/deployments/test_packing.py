@@ -39,11 +39,11 @@ def test_a_delta_keeps_whatever_it_has(name: str) -> None:
     assert found == delta
 
 
-def test_deltas_keep_their_order_and_the_frame_its_load() -> None:
+def test_deltas_keep_their_order_and_the_frame_its_load_and_revision() -> None:
     finished = replace(USUAL, finish=OTHERS["finish"])
     numbers = {field.name: number for number, field in enumerate(fields(Load), 1) if field.name != "spent"}
     load = Load(**numbers, spent=(Spent(flow="a", prompt_tokens=3, engine_ns=9), Spent(flow="b")))
-    frame = Frame(deltas=(USUAL, finished, replace(USUAL, sample=2), USUAL), load=load)
+    frame = Frame(deltas=(USUAL, finished, replace(USUAL, sample=2), USUAL), load=load, adapters_revision=7)
     assert unpack(pack(frame)) == frame
 
 
