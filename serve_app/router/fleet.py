@@ -202,9 +202,9 @@ class Fleet:
         return [each for each in links if base in (None, each.card.model.name)]
 
     @property
-    def backends(self) -> list[Backend]:
-        """The ways to all replicas, those included that take nothing new."""
-        return [link.backend for link in (*self._links.values(), *self._retired.values())]
+    def backends(self) -> tuple[list[Backend], list[Backend]]:
+        """The ways to all replicas, and to those that were removed: these may drain, or be gone."""
+        return [link.backend for link in self._links.values()], [link.backend for link in self._retired.values()]
 
     def update(self, replica_id: str, model: ModelCard) -> None:
         """Take over what a replica says of its model between two hellos."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from serve_app.core.backend import Backend
 from serve_app.core.errors import NotFound, Unavailable
 from serve_app.core.progress import Past
 from serve_app.core.request import Kept
 from serve_app.router.fleet import Fleet
+from serve_app.router.patience import patience
 
+ANSWER_S = 4.0
+"""For so long a client waits for replicas that may have its stream."""
 AGAIN_S = 1.0
 """After how long a client asks again that came while a replica did not answer."""
 
@@ -27,9 +31,11 @@ async def find(fleet: Fleet, response_id: str, owner: str) -> Found:
 
     Raises NotFound, and Unavailable where a replica did not answer that may have it, or none is known.
     """
-    asked = [backend.recall(response_id, owner) for backend in fleet.backends]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    pasts = [past for answer in answers if not isinstance(answer, BaseException) for past in answer]
+    staying, leaving = fleet.backends
+    recalled = [_recall(each, response_id, owner, may_be_gone=False) for each in staying]
+    recalled += [_recall(each, response_id, owner, may_be_gone=True) for each in leaving]
+    answers = await asyncio.gather(*recalled)
+    pasts = [past for answer in answers for past in answer or ()]
     streams: dict[str, dict[int, Past]] = {}
     kept: dict[str, Kept] = {}
     for past in pasts:
@@ -42,9 +48,23 @@ async def find(fleet: Fleet, response_id: str, owner: str) -> Found:
     if whole:
         newest = max(whole, key=lambda each: each.created)
         return Found(kept=newest, parts=tuple(past for _, past in sorted(streams[newest.response_id].items())))
-    if not answers or any(isinstance(answer, BaseException) for answer in answers):
+    if not staying or None in answers:
         raise Unavailable("Replicas that may have this stream do not answer yet.", None, {"retry_after_s": AGAIN_S})
     raise NotFound("not here")
+
+
+async def _recall(backend: Backend, response_id: str, owner: str, *, may_be_gone: bool) -> tuple[Past, ...] | None:
+    """Return what a replica keeps; None where it may have the stream and did not answer.
+
+    may_be_gone: it was removed, so that one which cannot be reached keeps nothing any more
+    """
+    try:
+        async with patience(ANSWER_S):
+            return await backend.recall(response_id, owner)
+    except TimeoutError:
+        return None
+    except Exception:
+        return () if may_be_gone else None
 
 
 def _progress(past: Past) -> tuple[int, int]:

@@ -11,11 +11,13 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from serve_app.core.progress import Past
 from serve_app.core.request import Kept
 from serve_app.core.tenants import Identity, Meter, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
+from serve_app.router import resuming
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, settle
@@ -117,6 +119,41 @@ async def test_what_is_kept_is_forgotten_in_time_and_gives_way_to_what_is_newer(
     now = 1999.0
     assert (await client.get(f"/v1/completions/{named}")).status_code == 404
     assert replica.keeping.card.num_bytes == 0
+    await fleet.close()
+
+
+async def test_a_replica_that_is_gone_for_good_has_no_stream() -> None:
+    client, fleet, replica = app_of()
+    gone = backend(1)
+    fleet.put(gone.card, gone)
+    gone.die(ConnectionError("gone"))
+    unknown = await client.get("/v1/completions/cmpl-none")
+    assert unknown.status_code == 503, "it may come back"
+    fleet.remove(gone.card.replica_id)
+    assert (await client.get("/v1/completions/cmpl-none")).status_code == 404
+    first = await client.post("/v1/completions", json=ASKED)
+    fleet.remove(replica.card.replica_id)
+    fleet.put(backend(2).card, backend(2))
+    again = await client.get(f"/v1/completions/{kept_of(replica).id}")
+    assert shown(again) == shown(first), "one that leaves has it still"
+    await fleet.close()
+
+
+async def test_a_replica_that_does_not_answer_holds_up_no_stream_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "ANSWER_S", 0.01)
+    client, fleet, replica = app_of()
+    first = await client.post("/v1/completions", json=ASKED)
+    silent = backend(1)
+
+    async def recall(response_id: str, owner: str) -> tuple[Past, ...]:
+        return await asyncio.Event().wait() and ()
+
+    monkeypatch.setattr(silent, "recall", recall)
+    fleet.put(silent.card, silent)
+    async with asyncio.timeout(60):
+        again = await client.get(f"/v1/completions/{kept_of(replica).id}")
+        assert shown(again) == shown(first)
+        assert (await client.get("/v1/completions/cmpl-none")).status_code == 503, "it may have that"
     await fleet.close()
 
 
