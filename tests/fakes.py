@@ -209,7 +209,7 @@ class FakeBackend:
             if self._live.pop(request_id, None):
                 self.keeping.leave([request_id])
                 self.send(self._routers[request_id], Delta(request_id=request_id, sample=0, error=Resumed("elsewhere")))
-        return found
+        return tuple(replace(past, numerics=self.card.model.numerics) for past in found)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """A token per character, its code point; the end of sequence stands for all special tokens."""

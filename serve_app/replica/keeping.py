@@ -10,13 +10,14 @@ from serve_app.core.cards import KeptCard
 from serve_app.core.delta import Delta
 from serve_app.core.progress import Past, Progress
 from serve_app.core.request import GenerationRequest
-from serve_app.replica.delivery import size_of
+from serve_app.replica.delivery import ID_BYTES, size_of
 
 
 @dataclass(slots=True, kw_only=True)
 class _Stream:
     """One prompt of a client's stream.
 
+    request: as it was asked for, without what was told of it before
     num_running: its completions that have not ended
     num_bytes, ends_at: once nothing more of it is computed; seconds, by the clock of who keeps it
     """
@@ -29,8 +30,7 @@ class _Stream:
 
     @property
     def past(self) -> Past:
-        bare = replace(self.request, continued=(), is_reported=False, past=())
-        return Past(request=bare, deltas=self.progress.past)
+        return Past(request=self.request, deltas=self.progress.past)
 
 
 class Keeping:
@@ -60,8 +60,9 @@ class Keeping:
             for delta in request.past:
                 progress.take(delta)
             progress.go_on(request)
+            bare = replace(request, continued=(), is_reported=False, past=())
             num_running = len(request.samples)
-            self._running[request.request_id] = _Stream(request=request, progress=progress, num_running=num_running)
+            self._running[request.request_id] = _Stream(request=bare, progress=progress, num_running=num_running)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Forget requests of which nothing is computed, as they were refused."""
@@ -88,7 +89,8 @@ class Keeping:
                 continue
             kept = stream.request.kept
             stream.ends_at = self._clock() + kept.seconds
-            stream.num_bytes = len(kept.body) // kept.num_parts + sum(map(size_of, stream.progress.past))
+            of_request = len(kept.body) // kept.num_parts + _input_size_of(stream.request)
+            stream.num_bytes = of_request + sum(map(size_of, stream.progress.past))
             self._left[request_id] = stream
             self._num_bytes += stream.num_bytes
         while self._num_bytes > self._max_bytes:
@@ -115,3 +117,11 @@ class Keeping:
 
     def _drop(self, request_id: str) -> None:
         self._num_bytes -= self._left.pop(request_id).num_bytes
+
+
+def _input_size_of(request: GenerationRequest) -> int:
+    """Return the bytes that a request takes as it was read, beside its body, about."""
+    conversation = request.conversation
+    images = (*request.prompt.images, *(() if conversation is None else conversation.images))
+    num_chars = request.num_chars + (0 if conversation is None else len(conversation.source))
+    return num_chars + ID_BYTES * request.prompt.num_ids + sum(len(image.data) for image in images)

@@ -96,7 +96,7 @@ class Run:
     def go_on(self, pasts: Sequence[Past]) -> None:
         """Before it is entered: tell again what another run told of each prompt, and go on from there."""
         self._name, self.is_resumed = f"{self.response_id}~{secrets.token_hex(4)}", True
-        self._numerics = [past.numerics for past in pasts]
+        self._numerics = [past.numerics if past.deltas else "" for past in pasts]  # nothing told binds nobody
         for part, past in enumerate(pasts):
             for delta in past.deltas:
                 self._take(part, delta)

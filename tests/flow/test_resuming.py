@@ -157,6 +157,38 @@ async def test_a_replica_that_does_not_answer_holds_up_no_stream_of_another(monk
     await fleet.close()
 
 
+async def test_what_a_prompt_takes_counts_beside_the_body_it_came_in() -> None:
+    client, fleet, replica = app_of()
+    words = "word " * 10_000
+    for prompt in (words, [5] * 10_000):
+        before = replica.keeping.card.num_bytes
+        await client.post("/v1/completions", json={**ASKED, "prompt": prompt})
+        kept = kept_of(replica)
+        assert replica.keeping.card.num_bytes - before > len(kept.body) + len(words)
+    await fleet.close()
+
+
+async def test_a_stream_of_which_nothing_was_told_goes_on_wherever_its_model_is() -> None:
+    client, fleet, old = app_of()
+    other = backend(1)
+    old.is_stepped = True
+    old.card, other.card = (
+        replace(each.card, model=replace(each.card.model, numerics=numerics))
+        for each, numerics in ((old, "old"), (other, "new"))
+    )
+    fleet.put(old.card, old)
+    lost = asyncio.create_task(client.post("/v1/completions", json=ASKED))
+    while not old.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    lost.cancel()
+    await asyncio.gather(lost, return_exceptions=True)
+    fleet.put(other.card, other)
+    fleet.remove(old.card.replica_id)
+    again = await client.get(f"/v1/completions/{kept_of(old).id}")
+    assert (again.status_code, len(other.submissions)) == (200, 1), again.text
+    await fleet.close()
+
+
 async def begun(first: House, stepped: FakeBackend, num_steps: int) -> Kept:
     """A stream that has come so far."""
     first.ask("acme", stream=True)
