@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from serve_app.core.delta import Delta, PromptReport, TokenLogprob
 from serve_app.core.request import Continued, GenerationRequest
+
+MAX_KEPT_SCORES = 1 << 16
+"""Log-probabilities, those beside a token's own included; a stream that has more of them is kept no longer."""
 
 Place = tuple[int, int, int]
 """In a completion: a number of tokens, of characters and of entries of log-probabilities."""
@@ -51,14 +54,18 @@ class Progress:
     """What came of one prompt, whatever replicas computed it.
 
     Law: what is taken of all attempts together is what one that was never disturbed tells.
+
+    is_kept: whether all that was told is remembered
     """
 
-    __slots__ = ("_completions", "_report")
+    __slots__ = ("_completions", "_num_scores_left", "_report", "is_kept")
 
     def __init__(self, request: GenerationRequest) -> None:
         wanted = request.logprobs
         waits = wanted is not None and wanted.top is not None
-        self._completions = [_Completion(waits=waits, keeps=request.kept is not None) for _ in range(request.n)]
+        self.is_kept = request.kept is not None
+        self._num_scores_left = MAX_KEPT_SCORES // (1 if request.kept is None else request.kept.num_parts)
+        self._completions = [_Completion(waits=waits, keeps=self.is_kept) for _ in range(request.n)]
         self._report: PromptReport | None = None
 
     @property
@@ -73,7 +80,7 @@ class Progress:
 
     @property
     def past(self) -> tuple[Delta, ...]:
-        """All that was told, of a request that is kept. Another one that takes it has come as far."""
+        """All that was told, where it is kept. Another one that takes it has come as far."""
         told = [delta for sample, each in enumerate(self._completions) for delta in each.past(sample)]
         if self._report is not None:
             first, rest = (told[0], told[1:]) if told and not told[0].sample else (Delta(request_id="", sample=0), told)
@@ -91,15 +98,33 @@ class Progress:
                 self._report = delta.prompt
             else:
                 delta = replace(delta, prompt=None)
-        return self._completions[delta.sample].take(delta)
+        news = self._completions[delta.sample].take(delta)
+        if self.is_kept and news is not None and (news.logprobs or news.prompt is not None):
+            self._num_scores_left -= _num_scores(news)
+            if self._num_scores_left < 0:
+                self.is_kept = False
+                for each in self._completions:
+                    each.keep_no_more()
+        return news
 
     def go_on(self, request: GenerationRequest) -> GenerationRequest:
         """Begin another attempt; return what it asks of its replica."""
         if not self.has_begun:
             return request
         continued = tuple(each.go_on() for each in self._completions)
-        past = () if request.kept is None else self.past
-        return replace(request, continued=continued, is_reported=self._report is not None, past=past)
+        kept, past = (request.kept, self.past) if self.is_kept else (None, ())
+        return replace(request, continued=continued, is_reported=self._report is not None, kept=kept, past=past)
+
+
+def _num_scores(delta: Delta) -> int:
+    """Return how many log-probabilities a delta has."""
+    report = delta.prompt
+    of_prompt = () if report is None else (report.logprobs or (), report.whole_logprobs or ())
+    return sum(_num_of(entries) for entries in (delta.logprobs, *of_prompt) if entries)
+
+
+def _num_of(entries: Iterable[TokenLogprob]) -> int:
+    return sum([1 + len(entry.top) for entry in entries])
 
 
 class _Completion:
@@ -134,6 +159,12 @@ class _Completion:
     @property
     def has_begun(self) -> bool:
         return self.has_ended or self._told != (0, 0, 0)
+
+    def keep_no_more(self) -> None:
+        """Forget texts and scores, and remember no more of them."""
+        self._keeps = False
+        self._text.clear()
+        self._logprobs.clear()
 
     def past(self, sample: int) -> Iterator[Delta]:
         """Yield what was told up to the last settled place, and what came behind it."""

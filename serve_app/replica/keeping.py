@@ -78,6 +78,10 @@ class Keeping:
             if delta.error is None:
                 stream.progress.take(delta)
                 stream.num_running -= delta.finish is not None
+                if not stream.progress.is_kept:
+                    del self._running[delta.request_id]
+                    self._num_forgotten += 1
+                    continue
             if delta.error is not None or not stream.num_running:
                 self.leave([delta.request_id])
 

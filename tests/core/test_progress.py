@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, TokenLogprob
+from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, TokenLogprob, TopLogprob
 from serve_app.core.names import ModelRef
-from serve_app.core.progress import Progress
+from serve_app.core.progress import MAX_KEPT_SCORES, Progress
 from serve_app.core.prompt import Prompt
-from serve_app.core.request import GenerationRequest, LogprobParams
+from serve_app.core.request import Continued, GenerationRequest, Kept, LogprobParams
 
 
 def asked(*, n: int = 1, logprobs: LogprobParams | None = None) -> GenerationRequest:
@@ -111,3 +111,21 @@ def test_mirostats_bound_is_that_behind_the_tokens_that_are_given_on() -> None:
     (known,) = progress.go_on(request).continued
     assert known is not None
     assert (known.token_ids, known.mu) == ((5,), 3.5)
+
+
+def test_of_a_stream_with_many_scores_no_more_than_tokens_is_remembered() -> None:
+    kept = Kept(created=0, owner="a", path="/v1/completions", dialect="union", body=b"", seed=1, num_parts=2, seconds=9)
+    request = replace(asked(n=2, logprobs=LogprobParams(top=1)), kept=kept)
+    progress = Progress(request)
+    top = (TopLogprob(token_id=6, text="", logprob=-1.0),)
+    entry = TokenLogprob(token_id=5, text="", logprob=-1.0, offset=0, top=top)
+    for number in range(MAX_KEPT_SCORES // 4):
+        assert progress.is_kept
+        progress.take(Delta(request_id="a", sample=number % 2, text="x", token_ids=(5,), logprobs=(entry,)))
+    again = progress.go_on(request)
+    assert (again.kept, sum(len(each.logprobs) for each in again.past)) == (kept, MAX_KEPT_SCORES // 4)
+    news = progress.take(Delta(request_id="a", sample=0, text="y", token_ids=(7,), logprobs=(entry,)))
+    assert (news is not None, progress.is_kept, len(progress.past[0].logprobs)) == (True, False, 0)
+    again = progress.go_on(request)
+    assert (again.kept, again.past) == (None, ())
+    assert again.continued[0] == Continued(token_ids=(*(5,) * (MAX_KEPT_SCORES // 8), 7))

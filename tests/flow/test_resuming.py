@@ -11,6 +11,8 @@ import httpx
 import pytest
 from sqlalchemy import text
 
+from serve_app.core import progress
+from serve_app.core.cards import KeptCard
 from serve_app.core.progress import Past
 from serve_app.core.request import Kept
 from serve_app.core.tenants import Identity, Meter, Tenant
@@ -165,6 +167,16 @@ async def test_what_a_prompt_takes_counts_beside_the_body_it_came_in() -> None:
         await client.post("/v1/completions", json={**ASKED, "prompt": prompt})
         kept = kept_of(replica)
         assert replica.keeping.card.num_bytes - before > len(kept.body) + len(words)
+    await fleet.close()
+
+
+async def test_a_stream_with_too_many_scores_is_kept_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "MAX_KEPT_SCORES", 2)
+    client, fleet, replica = app_of()
+    first = await client.post("/v1/completions", json={**ASKED, "logprobs": 0})
+    assert len(shown(first).split()) == 12
+    assert replica.keeping.card == KeptCard(num_forgotten=1)
+    assert (await client.get(f"/v1/completions/{kept_of(replica).id}")).status_code == 404
     await fleet.close()
 
 
