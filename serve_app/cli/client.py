@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from serve_app.api.paths import ADMIN_PREFIX
 from serve_app.cli.screen import KEY_VARIABLE, URL_VARIABLE, CommandFailed, Exit
 from serve_app.core.machine import is_loopback
 
@@ -107,7 +108,8 @@ class Service:
     def _events(self, path: str, body: Mapping[str, object], place: _Place) -> Generator[dict[str, Any]]:
         """Yield the events behind a place, which moves along."""
         if place.response_id:
-            opened = self._open(f"{path}/{place.response_id}", last_id=place.last_id)
+            named = urllib.parse.quote(place.response_id, safe="")
+            opened = self._open(f"{path}/{named}", last_id=place.last_id)
         else:
             opened = self._open(path, {**body, "stream": True})
         with closing(opened) as response, _unbroken(self.url):
@@ -162,7 +164,7 @@ class Service:
             address = self.url.rstrip("/") + path
             headers = self._headers() | ({"last-event-id": last_id} if last_id else {})
             request = urllib.request.Request(address, data, headers, method=method)
-            opened = self._answered(request)
+            opened = self._answered(request, may_repeat=not path.startswith(ADMIN_PREFIX))
         except urllib.error.HTTPError as error:
             with error, _unbroken(self.url):
                 told = {name: error.headers.get(name) for name in (RETRY_AFTER, LOCATION)}
@@ -177,11 +179,16 @@ class Service:
         response: http.client.HTTPResponse = opened
         return response
 
-    def _answered(self, request: urllib.request.Request) -> Any:
-        """Send a request, and once more where whoever had it was lost before it had begun to answer."""
+    def _answered(self, request: urllib.request.Request, *, may_repeat: bool) -> Any:
+        """Send a request, and once more where whoever had it was lost before it had begun to answer.
+
+        may_repeat: nothing but an answer comes of it: a key would be made twice
+        """
         try:
             return opener_of(self.url).open(request, timeout=self.timeout_s)
         except ConnectionError:  # nobody who listens is another error
+            if not may_repeat:
+                raise
             return opener_of(self.url).open(request, timeout=self.timeout_s)
 
     def _headers(self) -> dict[str, str]:

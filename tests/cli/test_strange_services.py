@@ -20,10 +20,13 @@ STEERING = "\x9b31m\u202e\x1b[2J\ud800"
 
 @dataclass(slots=True)
 class Strange:
-    """Answers every request with the same bytes and closes. heads: of the requests that came"""
+    """Answers a request with the next of some bytes, in the end always with the last of them, and closes.
+
+    heads: of the requests that came
+    """
 
     listener: socket.socket
-    answer: bytes
+    answers: tuple[bytes, ...]
     heads: list[bytes] = field(default_factory=list)
     url: str = field(init=False)
 
@@ -38,13 +41,13 @@ class Strange:
                 return
             with connection:
                 self.heads.append(connection.recv(65536))
-                connection.sendall(self.answer)
+                connection.sendall(self.answers[min(len(self.heads), len(self.answers)) - 1])
 
 
 @contextmanager
-def answering(answer: bytes) -> Iterator[Strange]:
+def answering(*answers: bytes) -> Iterator[Strange]:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        strange = Strange(listener, answer)
+        strange = Strange(listener, answers)
         thread = threading.Thread(target=strange.run, daemon=True)
         thread.start()
         yield strange
@@ -79,6 +82,30 @@ def test_an_answer_that_breaks_off_anywhere_is_told_as_that(
     with answering(answer) as strange:
         ran = run(*words, "--url", strange.url)
     assert (ran.code, "broke off" in ran.err) == (Exit.SERVICE_FAILED, True), ran.err
+
+
+def test_a_stream_that_breaks_off_is_fetched_from_where_it_was(run: CommandLine) -> None:
+    def event(text: str, last_id: str) -> bytes:
+        content = {"id": "cmpl-a/b?c d", "choices": [{"index": 0, "text": text, "finish_reason": None}]}
+        return f"id: {last_id}\ndata: {json.dumps(content)}\n\n".encode()
+
+    begun = head("200 OK") + event("one ", "4.1") + event("two", "7.2")[:-5]
+    rest = head("200 OK") + event("two", "7.2") + b"data: [DONE]\n\n"
+    with answering(begun, head("503 Service Unavailable", "content-length: 0"), rest) as strange:
+        ran = run(*ASK, "--stream", "--url", strange.url)
+    assert (ran.code, ran.out.strip()) == (Exit.DONE, "one two"), ran.err
+    for asked in strange.heads[1:]:
+        assert asked.startswith(b"GET /v1/completions/cmpl-a%2Fb%3Fc%20d HTTP/1.1\r\n")
+        assert b"\r\nlast-event-id: 4.1\r\n" in asked.lower()
+
+
+@pytest.mark.parametrize(("words", "num_sent"), [(ASK, 2), (("adapters", "rollback", "demo:pirate"), 1)])
+def test_what_may_have_changed_something_is_not_sent_again(
+    run: CommandLine, words: tuple[str, ...], num_sent: int
+) -> None:
+    with answering(b"") as strange:
+        ran = run(*words, "--url", strange.url)
+    assert (ran.code, len(strange.heads)) == (Exit.UNREACHABLE, num_sent), ran.err
 
 
 @pytest.mark.parametrize("content", [{}, [], {"data": 7}])
