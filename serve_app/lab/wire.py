@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
+from urllib.parse import quote
 
 import openai
 
@@ -72,9 +73,10 @@ class Wire:
                     else:
                         create = self._create(route, with_raw=False)
                         stream = await create(stream=True, extra_body=whole, extra_headers=headers)
-                    async for last_id, chunk in _events(stream):
-                        response_id = str(chunk.get("id") or "") if last_id else ""
-                        yield chunk
+                    async with aclosing(_events(stream)) as events:
+                        async for last_id, chunk in events:
+                            response_id = str(chunk.get("id") or "") if last_id else ""
+                            yield chunk
                     return
                 except (openai.APIConnectionError, openai.InternalServerError):
                     if pause_s is None or not response_id:
@@ -85,7 +87,7 @@ class Wire:
         """Fetch a stream behind an event."""
         headers = {"Accept": EVENTS, "Last-Event-ID": last_id}
         stream: openai.AsyncStream[Any] = await self._openai.get(
-            f"{self._url}/v1/{PATHS[route]}/{response_id}",
+            f"{self._url}/v1/{PATHS[route]}/{quote(response_id, safe='')}",
             cast_to=object,
             options={"headers": headers},
             stream=True,
@@ -130,7 +132,7 @@ class Wire:
         return partial(create, model="", **required)
 
 
-async def _events(stream: openai.AsyncStream[Any]) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+async def _events(stream: openai.AsyncStream[Any]) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
     """Yield id and data of each event up to the end. Raises openai.APIError, and APIConnectionError before the end."""
     request, last_id = stream.response.request, ""
     async with stream:

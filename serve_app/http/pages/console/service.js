@@ -56,7 +56,7 @@ export async function* listen(path, { method = "GET", body, signal } = {}) {
       for await (const { data, id } of events(asked.path, { ...asked, signal, lastId: asked.lastId })) {
         if (id && method === "POST" && data.startsWith("{")) {
           const named = asked.named ?? JSON.parse(data).id;
-          asked = { path: `${path}/${named}`, method: "GET", named, lastId: id };
+          asked = { path: `${path}/${encodeURIComponent(named)}`, method: "GET", named, lastId: id };
         }
         yield data;
         if (data === "[DONE]") return;
