@@ -205,7 +205,10 @@ def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
         return Exit.DONE
     loss = loss or Loss(what="the cluster ended by itself")
     print(f"serve_app: {loss.what}; ending what is left of the cluster{_because(cluster, loss)}", file=sys.stderr)
-    _kill(cluster)
+    if cluster.has_core:
+        _kill(cluster)
+    else:
+        _shut_down(cluster)
     return Exit.FAILED
 
 
@@ -304,16 +307,23 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _stop(cluster: Cluster, told: LineTelling) -> int:
-    """Let Serve shut down by itself; a second Ctrl-C, or too long a wait, ends it at once."""
     told.end()
     print("\nStopping…", file=sys.stderr, flush=True)
+    return Exit.DONE if _shut_down(cluster) else Exit.FAILED
+
+
+def _shut_down(cluster: Cluster) -> bool:
+    """Let Serve shut down by itself; a second Ctrl-C, or too long a wait, ends it at once, and then False.
+
+    In a cluster of somebody else's what is served would stay if our child were killed.
+    """
     cluster.process.send_signal(signal.SIGINT)
     try:
         cluster.process.wait(STOP_TIMEOUT_S)
-        return Exit.DONE
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
         _kill(cluster)
-        return Exit.FAILED
+        return False
+    return True
 
 
 def _kill(cluster: Cluster) -> None:

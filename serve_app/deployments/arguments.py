@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -129,7 +130,9 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
     def card(self) -> ModelCard:
         """Return what is known of the model before it is loaded; whether its adapters can be used is not."""
         folder, length = self.adapters_folder, self.max_model_len or 0
-        found = sorted(each for each in folder.iterdir() if each.is_dir()) if folder and folder.is_dir() else ()
+        found: list[Path] = []
+        with suppress(OSError):  # the model's machine may see the folder
+            found = sorted(each for each in folder.iterdir() if each.is_dir()) if folder else []
         adapters = tuple(AdapterCard(name=each.name, version="", root=str(each)) for each in found)
         return ModelCard(
             name=self.name, root=self.path, created=0, max_model_len=length, vocab_size=0, adapters=adapters

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
@@ -85,9 +86,11 @@ class ServeCluster:
         """Return what the cluster file says of a model that may sleep; None for one that may not. Blocks."""
         if not may_sleep(application, MODEL_DEPLOYMENT):
             return None
-        return ModelArgs.model_validate(
-            {"name": application, "path": application} | self._args.get(application, {})
-        ).card
+        try:
+            named = {"name": application, "path": application}
+            return ModelArgs.model_validate(named | self._args.get(application, {})).card
+        except ValidationError:  # of a builder that is not ours
+            return ModelCard(name=application, root=application, created=0, max_model_len=0, vocab_size=0)
 
     async def wake(self, application: str, router_id: str) -> None:
         """Have Serve start a replica of a model that was scaled to zero; return once one has answered.

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from serve_app.api.error_text import shown
-from serve_app.api.paths import OPEN, WATCHING, Path, path_of
+from serve_app.api.paths import OPEN, WATCHING, AdminPath, Path, path_of
 from serve_app.core.errors import Forbidden, NotFound, Unauthenticated, Unavailable
 from serve_app.core.machine import is_loopback
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
@@ -93,6 +93,7 @@ class Guard:
             await WebSocketClose()(scope, receive, send)
             return
         key = presented_key(scope["headers"])
+        self._check_path(scope)
         try:
             identity = self._admit(scope, key)
         except (Unauthenticated, Unavailable):  # the latter where the router stood still for so long
@@ -109,9 +110,7 @@ class Guard:
         Raises Unavailable once the router is stopped, Unauthenticated, Forbidden for a key of another scope, and
         NotFound for an unknown path, because no scope is known for it.
         """
-        path = path_of(scope["path"])
-        if path not in WATCHING:
-            self._check()
+        path = self._check_path(scope)
         if self._door.closed is not None and path is not Path.HEALTH:
             raise Unauthenticated(self._door.closed)
         if path in OPEN or (path is Path.METRICS and key is None and self._door.shows_queues):
@@ -122,6 +121,13 @@ class Guard:
         if path.scope is not None and path.scope not in identity.scopes:
             raise Forbidden(f'This key is not for "{path.scope}"; it is for {", ".join(sorted(identity.scopes))}.')
         return identity
+
+    def _check_path(self, scope: Scope) -> Path | AdminPath | None:
+        """Return the path that is asked for. Raises Unavailable once the router is stopped."""
+        path = path_of(scope["path"])
+        if path not in WATCHING:
+            self._check()
+        return path
 
     def _of(self, tenant: Tenant) -> ASGIApp:
         routes = self._routes.pop(tenant, None) or self._routes_for(tenant)

@@ -149,8 +149,6 @@ class Calls:
                 return await call
             except ServeError as refusal:
                 return refusal
-            except asyncio.CancelledError:
-                return replica_lost("fell silent")
             except Exception as failure:
                 logger.warning("replica %s could not be asked: %r", self._replica_id, failure)
                 return replica_lost("could not be reached")
@@ -158,7 +156,11 @@ class Calls:
         asking = self.spawn(answer())
         self._asking.add(asking)
         asking.add_done_callback(self._asking.discard)
-        found = await asyncio.shield(asking)
+        await asyncio.wait([asking])
+        if asking.cancelled():  # it may not have begun
+            call.close()
+            raise replica_lost("fell silent")
+        found = asking.result()
         if isinstance(found, ServeError):
             raise found
         return found

@@ -5,7 +5,8 @@
     make chaos ONLY=short           three rows within five minutes
     make chaos ONLY="missing --minutes 8"   rows that the page has not yet, as many as there is time for
 
-It wants root, a C compiler, Redis and PostgreSQL. Ends with 1 where something was wrong, silent or not explained.
+It wants root, a C compiler, Redis and PostgreSQL. Ends with 1 where something was wrong, silent or not explained,
+or where the service was not whole again.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -106,7 +107,11 @@ class OneMachine(Bed):
         unmount(self.folder / "disk")
 
     def processes(self) -> list[psutil.Process]:
-        return [psutil.Process(each.pid) for each in self.house.run.processes() if psutil.pid_exists(each.pid)]
+        found = []
+        for each in self.house.run.processes():
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(each.pid))
+        return found
 
     def disk(self, part: str) -> Path:
         return self.folder / "disk"

@@ -61,3 +61,7 @@ def test_a_row_is_replaced_by_that_of_its_fault_and_part_and_others_stay() -> No
 )
 def test_a_row_must_not_have_what_is_wrong_silent_or_not_explained(seen: Seen, is_wrong: bool) -> None:
     assert bool(faults_in(row(dict.fromkeys(KINDS, GOOD) | {"plain": seen}, 1.0))) is is_wrong
+
+
+def test_a_service_must_be_whole_again() -> None:
+    assert faults_in(row(dict.fromkeys(KINDS, GOOD), None)) == ["never whole again"]

@@ -73,8 +73,11 @@ def test_who_has_what_is_told_and_where_files_are_missing() -> None:
     assert told == ["torch: 2.13.0 on head; 2.13.1 on worker", "/models/demo is not on worker"]
 
 
-def test_a_head_without_cpus_needs_no_models() -> None:
-    assert found(replace(HEAD, num_cpus=0.0, folders={"/models/demo": "", "/adapters": ""}, pepper=""), WORKER) == []
+def test_a_head_without_cpus_needs_no_models_and_a_pepper_as_accounts_may_run_there() -> None:
+    head = replace(HEAD, num_cpus=0.0, folders={"/models/demo": "", "/adapters": ""})
+    assert found(head, WORKER) == []
+    assert found(replace(head, pepper=""), WORKER) == [("store", Severity.ERROR)]
+    assert found(replace(head, pepper="dd"), WORKER) == [("store", Severity.ERROR)]
 
 
 def test_what_a_file_says_that_serves_one_machine_alone_is_found() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,8 @@ import pytest
 from serve_app.cli import main
 from serve_app.cli.address import Address, address_of
 from serve_app.cli.screen import Exit
+from serve_app.cli.startup import Events, JsonTelling
+from serve_app.cli.up import Cluster, _serve
 from tests.cli.runs import end, needs_proc, new_run, start
 from tests.ports import held_port
 
@@ -144,6 +148,30 @@ def test_down_of_what_is_no_cluster_file_ends_nothing(
         assert runs.poll() is None
     finally:
         end(runs)
+
+
+SERVING = """
+import json, os, pathlib, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+told = {"router": {"status": "DEPLOY_FAILED", "message": "no", "running": 0, "deployments": {}}}
+try:
+    os.write(int(sys.argv[1]), json.dumps(told).encode() + b"\\n")
+    time.sleep(600)
+except KeyboardInterrupt:
+    pathlib.Path(sys.argv[2]).write_text("shut down")
+"""
+
+
+def test_what_cannot_be_served_in_a_cluster_of_others_is_shut_down_there_and_not_killed(
+    file: str, tmp_path: Path
+) -> None:
+    ours, theirs = os.pipe()
+    words = [sys.executable, "-c", SERVING, str(theirs), str(tmp_path / "said")]
+    process = subprocess.Popen(words, pass_fds=[theirs])
+    os.close(theirs)
+    cluster = Cluster(process=process, run="", address=address_of(file), events=Events(ours), log=None, has_core=False)
+    assert _serve(cluster, Path(file), JsonTelling()) == Exit.FAILED
+    assert (tmp_path / "said").read_text() == "shut down"
 
 
 @needs_proc

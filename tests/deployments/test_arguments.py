@@ -20,6 +20,10 @@ OF_THE_CARD = (
 """Settings that the engine does not need."""
 
 
+def test_a_model_has_a_card_where_its_adapters_cannot_be_looked_for() -> None:
+    assert ModelArgs(name="demo", path="builtin:demo", adapters="/" + 300 * "x").card.adapters == ()
+
+
 @pytest.mark.parametrize(
     ("settings", "target"), [(ModelArgs, EngineConfig), (LimitSettings, WireLimits), (CanarySettings, RolloutSettings)]
 )

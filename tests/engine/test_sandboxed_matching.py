@@ -94,6 +94,7 @@ def test_what_names_linears_alone_is_matched_as_peft_matches_it_and_at_once(fami
         {"target_modules": ["roj"]},
         {"rank_pattern": {"q_proj": 2}},
         {"layers_to_transform": [0]},
+        {"layers_to_transform": 0},
         {"init_lora_weights": "pissa"},
         {"modules_to_save": ["embed_tokens"]},
         {"a_field_of_tomorrow": 1},

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from serve_app.api.paths import OPEN, AdminPath, Path
+from serve_app.core.errors import Unavailable
 from serve_app.core.shares import Share
 from serve_app.core.tenants import Identity, Rights, Scope, Tenant
 from serve_app.deployments.arguments import RouterSettings
@@ -189,6 +190,21 @@ async def test_a_router_that_stood_still_hears_of_keys_anew_before_it_refuses(ba
         response = await client.post("/v1/completions", json=asking("tiny"), headers=key("whole"))
     assert response.status_code == 200
     await fleet.close()
+
+
+async def test_a_stopped_router_refuses_without_asking_about_keys() -> None:
+    looked_for = []
+
+    async def look_again(presented: str) -> None:
+        looked_for.append(presented)
+
+    router = Router(Fleet("router-0"), RouterConfig())
+    door = Door(identify=lambda key: directory().identify(key, 1.0), look_again=look_again)
+    transport = httpx.ASGITransport(app=build_app(router, door=door))
+    router.admission.stop(Unavailable("stopped"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        assert (await client.get("/v1/models", headers=key("whole"))).status_code == 503
+    assert looked_for == []
 
 
 @pytest.mark.parametrize("path", [each for each in Path if each not in OPEN])

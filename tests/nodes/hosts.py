@@ -81,6 +81,7 @@ class Host:
         assert self._holder.stdout.readline() == b"up\n", "the host did not come up"
         (init,) = psutil.Process(self._holder.pid).children()
         self.pid = init.pid
+        self._network = self._network_of(self.pid)
         run("ip", "link", "add", self._plug, "type", "veth", "peer", "name", "eth0", "netns", str(self.pid))
         run("ip", "link", "set", self._plug, "master", bridge, "up")
         self.run("ip", "addr", "add", f"{self.address}/24", "dev", "eth0")
@@ -109,11 +110,9 @@ class Host:
 
     def processes(self) -> list[psutil.Process]:
         """All of them, as the test sees them; none of a host that was killed."""
-        ours, found = self._network_of(self.pid), []
-        for each in psutil.process_iter(["cmdline"]):
-            if ours and self._network_of(each.pid) == ours:
-                found.append(each)
-        return found
+        if self._holder.poll() is not None:  # its number, and that of its network, may be another's by now
+            return []
+        return [each for each in psutil.process_iter(["cmdline"]) if self._network_of(each.pid) == self._network]
 
     @staticmethod
     def _network_of(pid: int) -> str:

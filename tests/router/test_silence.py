@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from serve_app.core.errors import ReplicaLost
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.router.fleet import Fleet
@@ -145,6 +146,16 @@ async def test_a_question_to_a_silent_replica_is_asked_of_another_one(fleet):  #
     assert not asking.done()
     await silence(fleet, other)
     assert (await asyncio.wait_for(asking, 60)).token_ids == (97, 98)
+
+
+async def test_a_question_that_is_given_up_before_it_is_asked_is_refused_as_others_are(fleet):  # noqa: F811
+    add(fleet, Deaf(make_backend("r0").card))
+    await settle()
+    await silence(fleet)
+    asking = asyncio.create_task(Inquiries(fleet.seen_with(Router(fleet).view.rights)).tokenize("tiny", text("ab")))
+    asyncio.get_running_loop().call_soon(fleet.look)
+    with pytest.raises(ReplicaLost):
+        await asyncio.wait_for(asking, 60)
 
 
 def text(characters: str) -> TokenizeRequest:

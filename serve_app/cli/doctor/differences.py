@@ -148,19 +148,19 @@ def check_folders(seen: Seen) -> Iterator[Verdict]:
 
 def check_store(seen: Seen) -> Iterator[Verdict]:
     stores = [str(args["store"]) for args in args_of(seen.content) if args.get("store")]
-    if any(each.startswith("sqlite") for each in stores) and len(seen.computing) > 1:
+    if any(each.startswith("sqlite") for each in stores) and len(seen.answering) > 1:
         yield error(
             "the store is a file of SQLite, which one machine has",
             "Name a store of PostgreSQL: `postgresql+psycopg://user@host/name`.",
         )
     if stores:
-        lacking = [node.name for node in seen.computing if not node.pepper]
+        lacking = [node.name for node in seen.answering if not node.pepper]  # Accounts needs no CPU of Ray's
         if lacking:
             yield error(
                 f"{', '.join(lacking)} has no pepper, and Accounts may run on any node",
                 f"Start Ray there with {VARIABLE}, or copy the file to the same absolute path.",
             )
-        if text := _differing({node.name: node.pepper for node in [node for node in seen.computing if node.pepper]}):
+        if text := _differing({node.name: node.pepper for node in seen.answering if node.pepper}):
             yield error(f"the pepper differs: {text}", "Bring the first one's to every node; keys were made under one.")
 
 

@@ -195,7 +195,8 @@ class Matcher:
         wanted, others = config.get("target_modules"), config.keys() - _MAKING - _PLAIN
         are_names = isinstance(wanted, list) and all(isinstance(each, str) for each in wanted)
         ends: set[str] = set(wanted or ()) if are_names else set()
-        is_one = {"r", "lora_alpha"} <= config.keys() and not any(config[name] for name in others)
+        is_said = any(config[name] or type(config[name]) in (int, float) for name in others)  # 0 is a layer
+        is_one = {"r", "lora_alpha"} <= config.keys() and not is_said
         if self.converts or not is_one or config.get("init_lora_weights", True) is not True:
             return None
         found = {name: each for name, each in self.shapes.named_modules() if not ends.isdisjoint(_ends(name))}
