@@ -131,7 +131,7 @@ async def test_gateways_read_one_series_per_model_of_all_of_its_replicas_in_the_
         residency = Residency(versions=versions, num_slots=4)
         fleet.put(replace(replica_card(replica, card), load=load, residency=residency), backend)
     fleet.expect(["tiny", "idle"])
-    fleet.rest("idle", is_asleep=True)
+    fleet.rest("idle", model_card("idle"))
     transport = httpx.ASGITransport(build_app(Router(fleet)))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         found = {key: value for key, value in (await samples(client)).items() if key[0].startswith("vllm:")}

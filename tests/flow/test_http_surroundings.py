@@ -70,7 +70,7 @@ async def test_a_router_is_ready_while_any_replica_is_heard_of_or_a_model_sleeps
     unready = await client.get("/ready")
     assert (unready.status_code, unready.headers["retry-after"]) == (503, "1")
     assert unready.json() == {"status": "unready", "reason": NO_REPLICA}
-    fleet.rest("big", is_asleep=True)
+    fleet.rest("big", model_card("big"))
     assert (await client.get("/ready")).json() == {"status": "ok"}
 
 

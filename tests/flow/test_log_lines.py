@@ -90,7 +90,7 @@ async def test_a_replica_that_cannot_be_reached_is_told_with_the_request(written
     fleet.put(await backend.hello("router-0"), backend)
     stack = Stack(app=build_app(Router(fleet)), services=[], fleet=fleet)
     await posted(stack, "client-8", model=next(iter(fleet.cards)), prompt=SECRET)
-    assert "serve_app.router.link" in written.about("client-8")
+    assert "serve_app.router.calls" in written.about("client-8")
     assert SECRET not in json.dumps(written.lines)
     await fleet.close()
 
