@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file, save_file
 
 from serve_app.cli.processes import send
 from serve_app.core.tenants import LOCAL
