@@ -165,7 +165,7 @@ class Completions:
 
         def open_run() -> tuple[CompletionRequest, Run]:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
-            request = self._settle(story.request, exchange, story)
+            request = self._settle(story.request, exchange, story, request_id=story.request_id)
             kept = self._kept(request, scope, body, created=created, story=story)
             run = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s, kept=kept)
             return request, run
@@ -174,8 +174,11 @@ class Completions:
         request, run = await self._router.once_awake(open_run, story.ticket, limit_s=limit_s)
         return Opened(request=request, run=run, style=self._style, created=created)
 
-    def _settle(self, request: CompletionRequest, exchange: Exchange, story: Story) -> CompletionRequest:
-        request = story.request = self._router.settled(request, request_id=story.request_id)
+    def _settle(
+        self, request: CompletionRequest, exchange: Exchange, story: Story, *, request_id: str
+    ) -> CompletionRequest:
+        """Return the request with what follows from its models. request_id: by which they are drawn for it"""
+        request = story.request = self._router.settled(request, request_id=request_id)
         exchange.tell = lambda: [*_headers_of(story, request), *rate_headers(self._router.rates)]
         return request
 

@@ -22,7 +22,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.router import resuming
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
-from tests.fakes import FakeBackend, settle
+from tests.fakes import FakeBackend, model_card, replica_card, settle
 from tests.flow.bookkeeping import TENANTS, FakeAccounts, House, backend, house
 from tests.flow.test_ledger import accounts, sums  # noqa: F401
 
@@ -177,6 +177,24 @@ async def test_a_stream_with_too_many_scores_is_kept_no_longer(monkeypatch: pyte
     assert len(shown(first).split()) == 12
     assert replica.keeping.card == KeptCard(num_forgotten=1)
     assert (await client.get(f"/v1/completions/{kept_of(replica).id}")).status_code == 404
+    await fleet.close()
+
+
+async def test_a_stream_of_an_alias_is_told_again_as_of_the_model_that_was_drawn() -> None:
+    fleet = Fleet("router-0", aliases={"any": {"tiny": 1, "gaps": 1}})
+    plain = backend(0)
+    gaps = FakeBackend(replica_card("r1", replace(model_card("gaps"), fills_gaps=True)))
+    for each in (plain, gaps):
+        fleet.put(each.card, each)
+    transport = httpx.ASGITransport(app=build_app(Router(fleet)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://flow") as client:
+        endings = set()
+        for _ in range(32):
+            first = await client.post("/v1/completions", json={**ASKED, "model": "any", "suffix": " END"})
+            named = first.text.split('"id":"')[1].split('"')[0]
+            assert shown(await client.get(f"/v1/completions/{named}")) == shown(first)
+            endings.add(shown(first).endswith(" END"))
+    assert endings == {True, False}
     await fleet.close()
 
 
