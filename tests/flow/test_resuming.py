@@ -180,6 +180,31 @@ async def test_a_stream_with_too_many_scores_is_kept_no_longer(monkeypatch: pyte
     await fleet.close()
 
 
+@pytest.mark.parametrize("dialect", ["union", "llama.cpp"])
+async def test_whichever_choice_ended_last_each_is_told_once_wherever_it_was_cut(dialect: str) -> None:
+    client, fleet, replica = app_of()
+    replica.script = lambda request, sample: [f" {sample}{at}" for at in range(5 if sample == 0 else 3)]
+    headers = {**EVENTS, "x-completions-dialect": dialect}
+    asked = {**ASKED, "n": 2}
+    whole = (await client.post("/v1/completions", json=asked, headers=headers)).text.split("\n\n")[:-1]
+    named = whole[0].split('"id":"')[1].split('"')[0]
+    for at, event in enumerate(whole):
+        headers["last-event-id"] = event.split("\n")[0].removeprefix("id: ")
+        rest = (await client.get(f"/v1/completions/{named}", headers=headers)).text.split("\n\n")[:-1]
+        assert by_choice([*whole[: at + 1], *rest]) == by_choice(whole), (event, rest)
+    await fleet.close()
+
+
+def by_choice(events: list[str]) -> dict[int, tuple[str, int]]:
+    """Of each choice the text, and how often it ends."""
+    found: dict[int, tuple[str, int]] = {}
+    for data in (each.split("data: ")[1] for each in events):
+        for choice in json.loads(data)["choices"] if data != "[DONE]" else ():
+            text, num_ends = found.get(choice["index"], ("", 0))
+            found[choice["index"]] = text + choice["text"], num_ends + (choice["finish_reason"] is not None)
+    return found
+
+
 async def test_a_stream_of_an_alias_is_told_again_as_of_the_model_that_was_drawn() -> None:
     fleet = Fleet("router-0", aliases={"any": {"tiny": 1, "gaps": 1}})
     plain = backend(0)
