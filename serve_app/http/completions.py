@@ -37,7 +37,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
 from serve_app.router.chat import ResponseRenderer
-from serve_app.router.places import Places, Rest, Seen
+from serve_app.router.places import MAX_CHOICES, Places, Rest, Seen
 from serve_app.router.render import StreamRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
@@ -209,7 +209,8 @@ class Completions:
             await exchange.respond(200, await opened.style.whole(run, request, head))
             return
         wants_ids = seen is not None or EVENTS in headers.get("accept", "")
-        places = Places(request.num_choices) if wants_ids and opened.style.has_ids else None
+        has_ids = wants_ids and opened.style.has_ids and request.num_choices <= MAX_CHOICES
+        places = Places(request.num_choices) if has_ids else None
         renderer = opened.style.renderer(run, request, head, places)
         if isinstance(renderer, ResponseRenderer):
             exchange.last_event = renderer.failed

@@ -23,6 +23,8 @@ NAME = "Last-Event-ID"
 ENTRY = re.compile(r"(?:(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9}))?)?(?:(e)(\d{1,2})?)?)?", re.ASCII)
 BEHIND = re.compile(r"\d{1,2}", re.ASCII)
 MAX_CHARS = 1 << 16
+MAX_CHOICES = 128
+"""Each event tells of every choice; so streams of more choices have no ids, and are fetched from their beginning."""
 
 
 class Places:

@@ -76,6 +76,15 @@ async def test_ids_come_to_who_reads_events_and_to_nobody_else(client: httpx.Asy
         assert "id: " not in [line[:4] for line in response.text.splitlines()]
 
 
+async def test_of_very_many_choices_no_event_has_an_id_and_all_can_be_fetched(client: httpx.AsyncClient) -> None:
+    for num_prompts, has_ids in ((64, True), (65, False)):
+        asked = {**ASKED, "prompt": ["a"] * num_prompts, "n": 2, "max_tokens": 1}
+        first = await client.post("/v1/completions", json=asked, headers=EVENTS)
+        assert ("id: " in [line[:4] for line in first.text.splitlines()]) == has_ids
+        named = first.text.split('"id":"')[1].split('"')[0]
+        assert sorted(shown(await client.get(f"/v1/completions/{named}")).split()) == sorted(shown(first).split())
+
+
 async def test_a_stream_is_for_the_key_that_asked_for_it(client: httpx.AsyncClient) -> None:
     first = await client.post("/v1/completions", json=ASKED)
     named = first.text.split('"id":"')[1].split('"')[0]
