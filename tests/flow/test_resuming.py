@@ -150,6 +150,17 @@ async def test_a_replica_that_is_gone_for_good_has_no_stream() -> None:
     await fleet.close()
 
 
+async def test_who_does_not_know_all_replicas_yet_does_not_say_that_a_stream_is_gone() -> None:
+    client, fleet, _ = app_of()
+    fleet.expect(["tiny", "other"])
+    unknown = await client.get("/v1/completions/cmpl-none")
+    assert (unknown.status_code, unknown.headers["retry-after"]) == (503, "1")
+    other = FakeBackend(replica_card("r1", model_card("other")))
+    fleet.put(other.card, other)
+    assert (await client.get("/v1/completions/cmpl-none")).status_code == 404
+    await fleet.close()
+
+
 async def test_a_replica_that_does_not_answer_holds_up_no_stream_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming, "ANSWER_S", 0.01)
     client, fleet, replica = app_of()

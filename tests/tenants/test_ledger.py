@@ -53,7 +53,6 @@ def test_a_row_that_comes_again_is_kept_once(store: LedgerStore) -> None:
     assert (sums(store)["requests"], sums(store)["prompt_tokens"], sums(store)["cost"]) == (3, 30, 5)
 
 
-@pytest.mark.law("Exactly once")
 def test_a_row_that_tells_more_takes_the_place_of_the_other_and_stays_on_its_day(store: LedgerStore) -> None:
     whole = row("a", tokens=30, at=DAY_S + 1, cost=9, status=200)
     assert store.record([row("a", at=DAY_S - 1, cost=3, status=499), row("b")], (), 0.0) == 2
