@@ -37,7 +37,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
 from serve_app.router.chat import ResponseRenderer
-from serve_app.router.places import Places, Rest, Seen
+from serve_app.router.places import MAX_CHOICES, Places, Rest, Seen
 from serve_app.router.render import StreamRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
@@ -165,7 +165,7 @@ class Completions:
 
         def open_run() -> tuple[CompletionRequest, Run]:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
-            request = self._settle(story.request, exchange, story)
+            request = self._settle(story.request, exchange, story, request_id=story.request_id)
             kept = self._kept(request, scope, body, created=created, story=story)
             run = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s, kept=kept)
             return request, run
@@ -174,8 +174,11 @@ class Completions:
         request, run = await self._router.once_awake(open_run, story.ticket, limit_s=limit_s)
         return Opened(request=request, run=run, style=self._style, created=created)
 
-    def _settle(self, request: CompletionRequest, exchange: Exchange, story: Story) -> CompletionRequest:
-        request = story.request = self._router.settled(request, request_id=story.request_id)
+    def _settle(
+        self, request: CompletionRequest, exchange: Exchange, story: Story, *, request_id: str
+    ) -> CompletionRequest:
+        """Return the request with what follows from its models. request_id: by which they are drawn for it"""
+        request = story.request = self._router.settled(request, request_id=request_id)
         exchange.tell = lambda: [*_headers_of(story, request), *rate_headers(self._router.rates)]
         return request
 
@@ -206,7 +209,8 @@ class Completions:
             await exchange.respond(200, await opened.style.whole(run, request, head))
             return
         wants_ids = seen is not None or EVENTS in headers.get("accept", "")
-        places = Places(request.num_choices) if wants_ids and opened.style.has_ids else None
+        has_ids = wants_ids and opened.style.has_ids and request.num_choices <= MAX_CHOICES
+        places = Places(request.num_choices) if has_ids else None
         renderer = opened.style.renderer(run, request, head, places)
         if isinstance(renderer, ResponseRenderer):
             exchange.last_event = renderer.failed

@@ -23,6 +23,8 @@ NAME = "Last-Event-ID"
 ENTRY = re.compile(r"(?:(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9}))?)?(?:(e)(\d{1,2})?)?)?", re.ASCII)
 BEHIND = re.compile(r"\d{1,2}", re.ASCII)
 MAX_CHARS = 1 << 16
+MAX_CHOICES = 128
+"""Each event tells of every choice; so streams of more choices have no ids, and are fetched from their beginning."""
 
 
 class Places:
@@ -98,16 +100,37 @@ class Identified(Protocol):
 
 
 class Rest:
-    """Writes what a client lacks of a stream that is told from its beginning."""
+    """Writes what a client lacks of a stream that is told from its beginning.
+
+    A choice ends behind all that the client has seen end: the last one of all may end otherwise than others.
+    """
 
     def __init__(self, renderer: Identified, seen: Seen) -> None:
         self._renderer = renderer
         self._unseen = dict(seen.choices)
         self._num_behind = seen.num_behind
+        self._early: list[Event] = []
 
     def chunks(self, event: Event) -> bytes:
         """Return what this event allows to be sent, if anything."""
         choice = self._unseen.get(event.index)
+        has_ended = choice is not None and choice.has_ended
+        if event.delta.finish is not None and not has_ended and self._awaits_ends:
+            self._early.append(event)
+            return b""
+        told = self._told(event, choice)
+        if has_ended and event.delta.finish is not None:
+            del self._unseen[event.index]
+            if not self._awaits_ends:
+                early, self._early = self._early, []
+                told += b"".join([self._told(each, self._unseen.get(each.index)) for each in early])
+        return told
+
+    @property
+    def _awaits_ends(self) -> bool:
+        return any(each.has_ended for each in self._unseen.values())
+
+    def _told(self, event: Event, choice: _Choice | None) -> bytes:
         if choice is None:
             return b"".join(self._renderer.pieces(event))
         delta = event.delta

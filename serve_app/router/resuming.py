@@ -29,7 +29,7 @@ class Found:
 async def find(fleet: Fleet, response_id: str, owner: str) -> Found:
     """Ask every replica for what it keeps of an owner's stream; what still runs of it ends there.
 
-    Raises NotFound, and Unavailable where a replica did not answer that may have it, or none is known.
+    Raises NotFound, and Unavailable where a replica did not answer that may have it, or of a model none is known yet.
     """
     staying, leaving = fleet.backends
     recalled = [_recall(each, response_id, owner, may_be_gone=False) for each in staying]
@@ -48,7 +48,7 @@ async def find(fleet: Fleet, response_id: str, owner: str) -> Found:
     if whole:
         newest = max(whole, key=lambda each: each.created)
         return Found(kept=newest, parts=tuple(past for _, past in sorted(streams[newest.response_id].items())))
-    if not staying or None in answers:
+    if not staying or None in answers or fleet.loading:  # a router that has just begun may not know all yet
         raise Unavailable("Replicas that may have this stream do not answer yet.", None, {"retry_after_s": AGAIN_S})
     raise NotFound("not here")
 

@@ -145,13 +145,13 @@ class LedgerStore:
         return [by_id[id_] for (id_,) in connection.execute(self._keeping, values)]
 
     def _grow_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
-        """Replace rows that are there by those that tell more; returns by how much more."""
+        """Replace rows that are there by those that tell more, at their own time; returns by how much more."""
         table, grown = tables.rows, []
         for at in range(0, len(rows), MAX_ROWS):
             by_id = {row.id: row for row in rows[at : at + MAX_ROWS]}
             known = connection.execute(select(table).where(table.c.id.in_(by_id))).mappings().all()
             for before in known:
-                row = by_id[before["id"]]
+                row = replace(by_id[before["id"]], at=before["at"])  # so that it stays a row of its day
                 if row.completion_tokens > before["completion_tokens"]:
                     connection.execute(update(table).where(table.c.id == row.id).values(**asdict(row)))
                     more = {name: getattr(row, name) - before[name] for name in SUMS if name != "requests"}

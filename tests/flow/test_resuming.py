@@ -22,7 +22,7 @@ from serve_app.http.settings import HttpSettings
 from serve_app.router import resuming
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
-from tests.fakes import FakeBackend, settle
+from tests.fakes import FakeBackend, model_card, replica_card, settle
 from tests.flow.bookkeeping import TENANTS, FakeAccounts, House, backend, house
 from tests.flow.test_ledger import accounts, sums  # noqa: F401
 
@@ -74,6 +74,15 @@ async def test_ids_come_to_who_reads_events_and_to_nobody_else(client: httpx.Asy
         asked = {**ASKED, "input": "a"} if "responses" in path else {**ASKED, "n_predict": 2}
         response = await client.post(path, json=asked, headers=EVENTS)
         assert "id: " not in [line[:4] for line in response.text.splitlines()]
+
+
+async def test_of_very_many_choices_no_event_has_an_id_and_all_can_be_fetched(client: httpx.AsyncClient) -> None:
+    for num_prompts, has_ids in ((64, True), (65, False)):
+        asked = {**ASKED, "prompt": ["a"] * num_prompts, "n": 2, "max_tokens": 1}
+        first = await client.post("/v1/completions", json=asked, headers=EVENTS)
+        assert ("id: " in [line[:4] for line in first.text.splitlines()]) == has_ids
+        named = first.text.split('"id":"')[1].split('"')[0]
+        assert sorted(shown(await client.get(f"/v1/completions/{named}")).split()) == sorted(shown(first).split())
 
 
 async def test_a_stream_is_for_the_key_that_asked_for_it(client: httpx.AsyncClient) -> None:
@@ -141,6 +150,17 @@ async def test_a_replica_that_is_gone_for_good_has_no_stream() -> None:
     await fleet.close()
 
 
+async def test_who_does_not_know_all_replicas_yet_does_not_say_that_a_stream_is_gone() -> None:
+    client, fleet, _ = app_of()
+    fleet.expect(["tiny", "other"])
+    unknown = await client.get("/v1/completions/cmpl-none")
+    assert (unknown.status_code, unknown.headers["retry-after"]) == (503, "1")
+    other = FakeBackend(replica_card("r1", model_card("other")))
+    fleet.put(other.card, other)
+    assert (await client.get("/v1/completions/cmpl-none")).status_code == 404
+    await fleet.close()
+
+
 async def test_a_replica_that_does_not_answer_holds_up_no_stream_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming, "ANSWER_S", 0.01)
     client, fleet, replica = app_of()
@@ -177,6 +197,49 @@ async def test_a_stream_with_too_many_scores_is_kept_no_longer(monkeypatch: pyte
     assert len(shown(first).split()) == 12
     assert replica.keeping.card == KeptCard(num_forgotten=1)
     assert (await client.get(f"/v1/completions/{kept_of(replica).id}")).status_code == 404
+    await fleet.close()
+
+
+@pytest.mark.parametrize("dialect", ["union", "llama.cpp"])
+async def test_whichever_choice_ended_last_each_is_told_once_wherever_it_was_cut(dialect: str) -> None:
+    client, fleet, replica = app_of()
+    replica.script = lambda request, sample: [f" {sample}{at}" for at in range(5 if sample == 0 else 3)]
+    headers = {**EVENTS, "x-completions-dialect": dialect}
+    asked = {**ASKED, "n": 2}
+    whole = (await client.post("/v1/completions", json=asked, headers=headers)).text.split("\n\n")[:-1]
+    named = whole[0].split('"id":"')[1].split('"')[0]
+    for at, event in enumerate(whole):
+        headers["last-event-id"] = event.split("\n")[0].removeprefix("id: ")
+        rest = (await client.get(f"/v1/completions/{named}", headers=headers)).text.split("\n\n")[:-1]
+        assert by_choice([*whole[: at + 1], *rest]) == by_choice(whole), (event, rest)
+    await fleet.close()
+
+
+def by_choice(events: list[str]) -> dict[int, tuple[str, int]]:
+    """Of each choice the text, and how often it ends."""
+    found: dict[int, tuple[str, int]] = {}
+    for data in (each.split("data: ")[1] for each in events):
+        for choice in json.loads(data)["choices"] if data != "[DONE]" else ():
+            text, num_ends = found.get(choice["index"], ("", 0))
+            found[choice["index"]] = text + choice["text"], num_ends + (choice["finish_reason"] is not None)
+    return found
+
+
+async def test_a_stream_of_an_alias_is_told_again_as_of_the_model_that_was_drawn() -> None:
+    fleet = Fleet("router-0", aliases={"any": {"tiny": 1, "gaps": 1}})
+    plain = backend(0)
+    gaps = FakeBackend(replica_card("r1", replace(model_card("gaps"), fills_gaps=True)))
+    for each in (plain, gaps):
+        fleet.put(each.card, each)
+    transport = httpx.ASGITransport(app=build_app(Router(fleet)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://flow") as client:
+        endings = set()
+        for _ in range(32):
+            first = await client.post("/v1/completions", json={**ASKED, "model": "any", "suffix": " END"})
+            named = first.text.split('"id":"')[1].split('"')[0]
+            assert shown(await client.get(f"/v1/completions/{named}")) == shown(first)
+            endings.add(shown(first).endswith(" END"))
+    assert endings == {True, False}
     await fleet.close()
 
 

@@ -53,6 +53,21 @@ def test_a_row_that_comes_again_is_kept_once(store: LedgerStore) -> None:
     assert (sums(store)["requests"], sums(store)["prompt_tokens"], sums(store)["cost"]) == (3, 30, 5)
 
 
+def test_a_row_that_tells_more_takes_the_place_of_the_other_and_stays_on_its_day(store: LedgerStore) -> None:
+    whole = row("a", tokens=30, at=DAY_S + 1, cost=9, status=200)
+    assert store.record([row("a", at=DAY_S - 1, cost=3, status=499), row("b")], (), 0.0) == 2
+    assert store.record([whole, row("a", tokens=20, at=DAY_S), row("c")], (), DAY_S) == 1
+    assert store.record([row("a", tokens=20, at=DAY_S)], (), DAY_S) == 0
+    assert store.record([whole], (), DAY_S) == 0
+    assert (sums(store)["requests"], sums(store)["completion_tokens"], sums(store)["cost"]) == (3, 100, 9)
+    with store.engine.connect() as connection:
+        kept = connection.execute(select(tables.rows)).mappings().all()
+    for name in ("completion_tokens", "cost"):
+        by_day = {day: sums(store, day=day)[name] for day in {each["day"] for each in kept}}
+        assert by_day == {day: sum(each[name] for each in kept if each["day"] == day) for day in by_day}
+    assert [(each["status"], each["at"]) for each in kept if each["id"] == "a"] == [(200, DAY_S - 1)]
+
+
 def test_a_row_that_no_database_could_hold_keeps_nothing_else_out(store: LedgerStore) -> None:
     """A mix of many adapters has a name without end, and a price may have been mistyped."""
     mix = "+".join(f"adapter-{number}*0.{number:020}" for number in range(40))
