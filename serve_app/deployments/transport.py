@@ -177,15 +177,15 @@ def pack(frame: Frame) -> bytes:
     """Return the frame as bytes, which Ray carries as they are. `unpack` gives an equal one."""
     deltas, load = tuple(map(_packed, frame.deltas)), frame.load
     spent = tuple(map(_spent_values, load.spent))
-    return pickle.dumps((deltas, _load_values(load), spent), pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps((deltas, _load_values(load), spent, frame.adapters_revision), pickle.HIGHEST_PROTOCOL)
 
 
 def unpack(packed: bytes) -> Frame:
     """Return the frame that a replica has packed."""
-    deltas, values, of_flows = pickle.loads(packed)  # nosec B301 # see there
+    deltas, values, of_flows, revision = pickle.loads(packed)  # nosec B301 # see there
     spent = tuple(Spent(**dict(zip(_SPENT_NAMES, each, strict=True))) for each in of_flows)
     load = Load(**dict(zip(_LOAD_NAMES, values, strict=True)), spent=spent)
-    return Frame(deltas=tuple(map(_unpacked, deltas)), load=load)
+    return Frame(deltas=tuple(map(_unpacked, deltas)), load=load, adapters_revision=revision)
 
 
 def _packed(delta: Delta) -> Packed:
