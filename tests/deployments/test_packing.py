@@ -39,11 +39,12 @@ def test_a_delta_keeps_whatever_it_has(name: str) -> None:
     assert found == delta
 
 
-def test_deltas_keep_their_order_and_the_frame_its_load_and_revision() -> None:
+def test_deltas_keep_their_order_and_the_frame_whatever_else_it_has() -> None:
     finished = replace(USUAL, finish=OTHERS["finish"])
     numbers = {field.name: number for number, field in enumerate(fields(Load), 1) if field.name != "spent"}
     load = Load(**numbers, spent=(Spent(flow="a", prompt_tokens=3, engine_ns=9), Spent(flow="b")))
     frame = Frame(deltas=(USUAL, finished, replace(USUAL, sample=2), USUAL), load=load, adapters_revision=7)
+    assert all(getattr(frame, field.name) for field in fields(Frame)), "one more is to be carried"
     assert unpack(pack(frame)) == frame
 
 
