@@ -102,7 +102,7 @@ class VllmCore:
             num_running=len(self._running),
             num_waiting=len(self._waiting) + len(self._paused),
             num_free_blocks=pool.get_num_free_blocks(),
-            num_blocks=pool.num_gpu_blocks,
+            num_blocks=pool.num_gpu_blocks - 1,  # one stands for none
             num_steps=self.num_steps,
             num_preemptions=sum(each.request.num_preemptions for each in self._running.values()),
             num_prefix_hit_tokens=self._num_found,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from collections.abc import Sequence as Items
@@ -63,7 +64,7 @@ class VllmEngine(Driver):
 
         model = checked.model_config
         tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.get_vocab_size())
-        eos = tokenizer.eos_token_ids | _ends_of(model)
+        eos = tokenizer.eos_token_ids | ends_of(model, Path(config.path))
         core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
         engine: VllmEngine
 
@@ -157,9 +158,13 @@ def _known(adapters: Any, record: AdapterRecord) -> AdapterCard:
     return card
 
 
-def _ends_of(model: Any) -> frozenset[int]:
-    """Return the tokens that end a text, as configuration and generation configuration name them."""
-    said = [getattr(model.hf_config, "eos_token_id", None), getattr(model.hf_text_config, "eos_token_id", None)]
-    said.append(model.try_get_generation_config().get("eos_token_id"))
+def ends_of(model: Any, folder: Path) -> frozenset[int]:
+    """Return the tokens that end a text, as configuration and generation_config.json name them."""
+    try:
+        generation = json.loads((folder / "generation_config.json").read_bytes())
+    except (OSError, ValueError):
+        generation = {}
+    configs = (model.hf_config, model.hf_text_config)
+    said = [generation.get("eos_token_id"), *(getattr(each, "eos_token_id", None) for each in configs)]
     flat = [one for each in said if each is not None for one in (each if isinstance(each, list) else [each])]
     return frozenset(one for one in flat if 0 <= one < model.get_vocab_size())
