@@ -10,7 +10,7 @@ PIP_INSTALL := $(BIN)/python -m pip install $(if $(CI),--quiet) --disable-pip-ve
 PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := serve
-.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster check lint bench docs lab notebooks audit sbom lock clean
+.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster test-nodes check lint bench chaos docs lab notebooks audit sbom lock clean
 .NOTPARALLEL:  # a cluster is not tested beside anything else
 unexport PYTHONDONTWRITEBYTECODE  # tests that are not kept compiled take half as long again to collect, in every process
 
@@ -36,6 +36,9 @@ test-rooms: $(VENV)/.installed-dev ## Every test that starts no Ray cluster
 test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
 	$(BIN)/pytest -m cluster --durations=12 tests/cluster
 
+test-nodes: $(VENV)/.installed-dev ## Three hosts in network namespaces, of which one dies, is cut off, leaves; wants root
+	$(BIN)/pytest tests/nodes -rs -s
+
 # Tests are collected beside mypy, which takes one core: compiled once here, they are not compiled by every process later.
 lint: $(VENV)/.installed-dev ## Lint, types, and what bandit knows to be dangerous
 	$(BIN)/ruff check .
@@ -56,6 +59,9 @@ lock: $(VENV)/.installed-dev ## Write requirements.lock: what is pinned, with th
 
 bench: $(VENV)/.installed-dev ## Measure engine, router and server; WHOLE=1: every case, and how cost grows (an hour)
 	$(BIN)/python -m benchmarks $(if $(WHOLE),--whole)
+
+chaos: $(VENV)/.installed-dev ## Break each part of the service under load, and write docs/faults.md (hours); ONLY=short: three faults
+	$(BIN)/python -m tests.chaos $(ONLY)
 
 docs: $(VENV)/.installed-dev ## Write what the documents take from the code anew
 	$(BIN)/python -m tests.docs.write

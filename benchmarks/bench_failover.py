@@ -1,10 +1,11 @@
-"""What kills of model replicas cost streams of many kinds: none may be lost or differ, and how long they pause.
+"""Kills of replicas, routers or proxies under streams of many kinds: none may be lost or differ; how long they pause.
 
-    python -m benchmarks.bench_failover --kills 20
+    python -m benchmarks.bench_failover --kills 20 --part replica
 
-Starts a service of its own with three replicas of the demo model. Clients in a closed loop stream one kind each, and
-compare every stream with what it was before the first kill. Prints JSON: streams, those that differed or were cut,
-prompts that moved, and the pauses that the router measured, seconds.
+Starts a service of its own with two routers, three replicas of the demo model, and a ledger. Clients in a closed loop
+stream one kind each, ask again for a stream that broke off, and compare it with what it was before the first kill.
+Prints JSON: streams, those that were asked for again, those that differed or were lost, what the ledger lacks or has
+too much of, prompts that moved, and the pauses that the routers measured, seconds.
 """
 
 from __future__ import annotations
@@ -14,16 +15,24 @@ import asyncio
 import json
 import os
 import signal
+import tempfile
+import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.service import Service, first_token, running_service
+from tests.agreement import TOKENS, kept_in
+from tests.cluster.house import House
+from tests.cluster.kills import begun, with_two_of_each
 
-MODEL = {"name": "demo", "path": "builtin:demo", "adapters": "adapters/demo", "dtype": "float32"}
-NUM_REPLICAS = 3
+NUM_REPLICAS, NUM_ROUTERS = 3, 2
+PARTS = {"replica": "ray::ServeReplica:demo:", "router": "ray::ServeReplica:router:Router", "proxy": "haproxy"}
+PATIENCE_S = 90.0
 MAX_TOKENS = 400
 SEEDED: dict[str, Any] = {"temperature": 0.9, "seed": 5}
 STORY, CHAT = {"prompt": "Once upon a time"}, {"messages": [{"role": "user", "content": "Tell me a story"}]}
@@ -45,64 +54,147 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-async def streamed(client: httpx.AsyncClient, kind: str) -> Any:
-    """All that a stream of a kind says: texts by choice, ends and usage; what went wrong in their place."""
+@dataclass(slots=True)
+class Told:
+    """What a stream says: texts and ends by choice, usage, and whether it came to its end."""
+
+    response_id: str | None = None
+    texts: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, str | None] = field(default_factory=dict)
+    tokens: tuple[int, int] | None = None
+    is_done: bool = False
+    error: str = ""
+
+    def take(self, line: str) -> None:
+        self.is_done = self.is_done or line == "data: [DONE]"
+        event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
+        self.response_id = event.get("id", self.response_id)
+        self.error = self.error or str(event.get("error", ""))
+        for choice in event.get("choices", ()):
+            piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
+            self.texts[choice["index"]] = self.texts.get(choice["index"], "") + piece
+            self.ends[choice["index"]] = choice.get("finish_reason")
+        usage = event.get("usage") or {}
+        self.tokens = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else self.tokens
+
+    @property
+    def whole(self) -> Any:
+        return (self.texts, self.ends, self.tokens) if self.is_done and not self.error else None
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of all streams. usage: of the whole ones, by the names of their requests"""
+
+    wrong: Counter[str] = field(default_factory=Counter)
+    usage: dict[str, tuple[int, int]] = field(default_factory=dict)
+    again: Counter[str] = field(default_factory=Counter)
+
+
+async def streamed(client: httpx.AsyncClient, asked: Mapping[str, Any], name: str, seen: Seen) -> Told:
+    """A stream, from its beginning where it broke off; what has not begun is sent again."""
     body = {"model": "demo", "max_tokens": MAX_TOKENS, "stream": True, "stream_options": {"include_usage": True}}
-    body |= KINDS[kind]
+    body |= asked
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    texts: dict[int, str] = {}
-    ends, tokens, is_done = {}, None, False
-    try:
-        async with client.stream("POST", path, json=body) as response:
-            if response.status_code != 200:
-                return f"{response.status_code} {(await response.aread())[:200]!r}"
-            async for line in response.aiter_lines():
-                is_done = is_done or line == "data: [DONE]"
-                event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
-                if "error" in event:
-                    return f"error {event['error'].get('code')}"
-                for choice in event.get("choices", ()):
-                    piece = choice.get("text") or choice.get("delta", {}).get("content") or ""
-                    texts[choice["index"]] = texts.get(choice["index"], "") + piece
-                    ends[choice["index"]] = choice.get("finish_reason")
-                usage = event.get("usage") or {}
-                tokens = (usage["prompt_tokens"], usage["completion_tokens"]) if usage else tokens
-    except httpx.HTTPError as error:
-        return f"{type(error).__name__}"
-    return (texts, ends, tokens) if is_done else "ended without [DONE]"
+    told, deadline = Told(), time.monotonic() + PATIENCE_S
+    while not told.is_done and not told.error and time.monotonic() < deadline:
+        begun, told = told.response_id, Told(response_id=told.response_id)
+        way = ("POST", path) if begun is None else ("GET", f"{path}/{begun}")
+        try:
+            options = {"json": body} if begun is None else {}
+            async with client.stream(*way, headers={"x-request-id": name}, **options) as response:
+                if response.status_code != 200:
+                    raise httpx.HTTPError(f"{way[0]} {response.status_code} {(await response.aread())[:120]!r}")
+                async for line in response.aiter_lines():
+                    told.take(line)
+            reason = "no [DONE]"
+        except httpx.HTTPError as error:
+            reason = str(error) if type(error) is httpx.HTTPError else type(error).__name__
+        if not told.is_done and not told.error:
+            seen.again[f"{'before' if told.response_id is None else 'after'} its first event: {reason}"] += 1
+            await asyncio.sleep(0.2)
+    return told
 
 
-async def measured(service: Service, *, kills: int) -> dict[str, Any]:
+async def measured(house: House, key: str, admin: str, *, part: str, kills: int) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=service.url, timeout=300, limits=limits) as client:
-        right = {kind: await streamed(client, kind) for kind in KINDS}
-        whole, wrong, is_over = 0, Counter[str](), False
+    headers = {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(base_url=house.run.url, timeout=300, limits=limits, headers=headers) as client:
+        seen, is_over = Seen(), False
+        right = {kind: await streamed(client, KINDS[kind], f"undisturbed-{kind}", seen) for kind in KINDS}
 
         async def one_after_another(kind: str) -> None:
-            nonlocal whole
+            number = 0
             while not is_over:
-                found = await streamed(client, kind)
-                whole += found == right[kind]
-                if found != right[kind]:
-                    wrong[f"{kind}: {found if isinstance(found, str) else 'another text'}"] += 1
+                number, name = number + 1, f"{kind}-{number}"
+                told = await streamed(client, KINDS[kind], name, seen)
+                if told.whole is not None and told.whole == right[kind].whole:
+                    seen.usage[name] = told.tokens or (0, 0)
+                else:
+                    seen.wrong[f"{kind}: {told.error or ('another text' if told.is_done else 'lost')}"] += 1
 
         async with asyncio.TaskGroup() as group:
             for kind in KINDS:
                 group.create_task(one_after_another(kind))
-            for _ in range(kills):
-                await until(client, NUM_REPLICAS)
+            for number in range(kills):
+                await until_full(house, admin)
                 await asyncio.sleep(1.0)
-                os.kill(service.pids("ray::ServeReplica:demo:")[0], signal.SIGKILL)
+                found = [
+                    each
+                    for each in house.run.processes()
+                    if PARTS[part] in (each.program, each.command[: len(PARTS[part])])
+                ]
+                os.kill(found[number % len(found)].pid, signal.SIGKILL)
                 await asyncio.sleep(1.0)
-            await until(client, NUM_REPLICAS)
+            await until_full(house, admin)
             is_over = True
-        text = (await client.get("/metrics")).text
-    return {"kills": kills, "whole": whole, "wrong": dict(wrong), **pauses(text)}
+        texts = await metrics_of_routers(client, admin)
+    told = {"part": part, "kills": kills, "whole": len(seen.usage), "asked again": seen.again, "wrong": seen.wrong}
+    return {**told, "ledger": await ledger_of(house, seen.usage), **pauses("".join(texts))}
 
 
-async def until(client: httpx.AsyncClient, num_replicas: int) -> None:
-    while len((await client.get("/live")).json()["replicas"]) != num_replicas:  # noqa: ASYNC110
+async def metrics_of_routers(client: httpx.AsyncClient, admin: str) -> Iterable[str]:
+    """Of each that lives; when it began to count tells it from the others."""
+    found = {}
+    for _ in range(8 * NUM_ROUTERS):
+        text = (await client.get("/metrics", headers={"authorization": f"Bearer {admin}"})).text
+        found[
+            next((line for line in text.splitlines() if line.startswith("serve_app_") and "_created" in line), "")
+        ] = text
+    return found.values()
+
+
+async def ledger_of(house: House, usage: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """Streams whose rows do not add up to their usage, as soon as that does not change any more."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        kept = kept_in(house.folder / "kept.db")
+        sums = {name: sum(kept.rows.get(name, ()), Counter()) for name in usage}
+        differ = {name: each for name, each in sums.items() if tuple(each[of] for of in TOKENS) != usage[name]}
+        if not differ or time.monotonic() > deadline:
+            return {"exact": len(usage) - len(differ), "differ": dict(list(differ.items())[:5])}
+        await asyncio.sleep(1.0)
+
+
+async def until_full(house: House, admin: str) -> None:
+    """Until both routers know every replica."""
+    good, deadline = 0, time.monotonic() + PATIENCE_S
+    while good < 6 and time.monotonic() < deadline:
+        try:
+            live = await asyncio.to_thread(house.ask, "GET", "/live", admin)
+            good = (
+                good + 1
+                if len(live.json()["replicas"]) == NUM_REPLICAS and len(pids_of(house, "router")) == NUM_ROUTERS
+                else 0
+            )
+        except (httpx.HTTPError, KeyError, ValueError):
+            good = 0
         await asyncio.sleep(0.2)
+
+
+def pids_of(house: House, part: str) -> list[int]:
+    title = PARTS[part]
+    return [each.pid for each in house.run.processes() if each.program == title or each.command.startswith(title)]
 
 
 def pauses(text: str) -> dict[str, Any]:
@@ -119,14 +211,24 @@ def pauses(text: str) -> dict[str, Any]:
     return {"moved": moved, **ends}
 
 
+def with_many(content: dict[str, Any]) -> None:
+    with_two_of_each(content)
+    content["applications"][0]["deployments"][0]["num_replicas"] = NUM_ROUTERS
+    content["applications"][1]["deployments"][0]["num_replicas"] = NUM_REPLICAS
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--part", choices=PARTS, default="replica")
     options = parser.parse_args()
-    with running_service() as service:
-        service.deploy(MODEL, scaling={"num_replicas": NUM_REPLICAS})
-        first_token(service.url, "demo")
-        print(json.dumps(asyncio.run(measured(service, kills=options.kills)), indent=1))
+    with tempfile.TemporaryDirectory() as folder:
+        house, admin, keys = begun(Path(folder), with_many)
+        try:
+            found = asyncio.run(measured(house, keys["acme"], admin, part=options.part, kills=options.kills))
+            print(json.dumps(found, indent=1))
+        finally:
+            house.run.end()
 
 
 if __name__ == "__main__":

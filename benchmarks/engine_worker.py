@@ -25,7 +25,7 @@ from serve_app.core.request import SamplingParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.decoder.step import pack
-from serve_app.engine.scheduler.pace import Pace
+from serve_app.engine.scheduler.planner import Pace
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.replica.service import vocabulary_of
 from tests.engine.harness import GREEDY, make_engine, request, sequences

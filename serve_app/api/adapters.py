@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.error_text import shown
@@ -17,18 +16,16 @@ from serve_app.core.errors import InvalidRequest
 
 PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%")
 NAME = Parameter(Text(), "`base:adapter`, or the adapter's name alone where one base is served.")
-LOAD: Mapping[str, Parameter] = MappingProxyType(
-    {
-        "lora_name": NAME,
-        "lora_path": Parameter(
-            Text(),
-            "The adapter's folder, as all machines see it, or its address (`s3://…`), below an allowed one.",
-        ),
-        "canary": Parameter(Text(), 'Share of the requests for the name that this version is tried with, as "5%".'),
-        "load_inplace": Parameter(FLAG, "Whether a name that is served may mean this version from now on."),
-    }
-)
-UNLOAD: Mapping[str, Parameter] = MappingProxyType({"lora_name": NAME})
+LOAD: Mapping[str, Parameter] = {
+    "lora_name": NAME,
+    "lora_path": Parameter(
+        Text(),
+        "The adapter's folder, as all machines see it, or its address (`s3://…`), below an allowed one.",
+    ),
+    "canary": Parameter(Text(), 'Share of the requests for the name that this version is tried with, as "5%".'),
+    "load_inplace": Parameter(FLAG, "Whether a name that is served may mean this version from now on."),
+}
+UNLOAD: Mapping[str, Parameter] = {"lora_name": NAME}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +94,7 @@ class ListedCanary:
     counted:    the canary's requests;  beside: those of the version that the name means
     divergence: mean over the scored requests, nats per token; None if none was scored yet
     scored:     so many requests
+    held:       what it waits for, if it has had its share for longer than `hold_after_s`; else None
     """
 
     version: str
@@ -108,6 +106,7 @@ class ListedCanary:
     beside: ListedVersion
     divergence: float | None
     scored: Count
+    held: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

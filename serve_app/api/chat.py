@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, Field, InstanceOf
@@ -164,44 +163,40 @@ class ChatRequest(Conversed, CompletionRequest):
         return self.separate_reasoning and self.tool_use.choice.mode != "required"
 
 
-CHAT_DEFAULTS: Mapping[str, object] = MappingProxyType({"max_tokens": UNLIMITED})
+CHAT_DEFAULTS: Mapping[str, object] = {"max_tokens": UNLIMITED}
 """Where the dialect says nothing of them. 16 tokens are of no use in a chat, in no system."""
-NOT_OF_CHATS: Mapping[str, NotYet] = MappingProxyType(
-    {
-        "prompt": NotYet(),
-        "best_of": NotYet(),
-        "echo": NotYet(False),
-        "echo_last": NotYet(0),
-        "suffix": NotYet(""),
-        "images": NotYet([]),
-        "suffix_mode": NotYet(),
-        "n_probs": NotYet(0),
-        "functions": NotYet([]),
-        "function_call": NotYet("none", "auto"),
-        "modalities": NotYet(["text"]),
-        "audio": NotYet(),
-        "web_search_options": NotYet(),
-        "chat_template": NotYet(),
-        "prompt_logprobs": NotYet(),
-        "return_tokens_as_token_ids": NotYet(False),
-        "thinking": NotYet(instead='Send "reasoning_effort", or "chat_template_kwargs" with what the template reads.'),
-        "add_special_tokens": NotYet(False),  # they are the template's to write
-        "add_bos_token": NotYet(False),
-    }
-)
+NOT_OF_CHATS: Mapping[str, NotYet] = {
+    "prompt": NotYet(),
+    "best_of": NotYet(),
+    "echo": NotYet(False),
+    "echo_last": NotYet(0),
+    "suffix": NotYet(""),
+    "images": NotYet([]),
+    "suffix_mode": NotYet(),
+    "n_probs": NotYet(0),
+    "functions": NotYet([]),
+    "function_call": NotYet("none", "auto"),
+    "modalities": NotYet(["text"]),
+    "audio": NotYet(),
+    "web_search_options": NotYet(),
+    "chat_template": NotYet(),
+    "prompt_logprobs": NotYet(),
+    "return_tokens_as_token_ids": NotYet(False),
+    "thinking": NotYet(instead='Send "reasoning_effort", or "chat_template_kwargs" with what the template reads.'),
+    "add_special_tokens": NotYet(False),  # they are the template's to write
+    "add_bos_token": NotYet(False),
+}
 """Parameters of completions that say nothing of a chat, and of others' chats that are not carried out."""
-CHAT_PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
-    {
-        **{name: each for name, each in PARAMETERS.items() if name not in NOT_OF_CHATS},
-        **{name: Carried(parameter) for name, parameter in declared(Conversed).items()},
-        "logprobs": Carried(Parameter(FLAG, "The log-probability of each token is returned.")),
-        "top_logprobs": Carried(
-            Parameter(
-                Integer(low=0, high=lambda terms: max(MAX_TOP_LOGPROBS, terms.max_logprobs)),
-                "So many likeliest tokens for each position, where `logprobs` is true.",
-            )
-        ),
-        "chat_template_args": Renamed("chat_template_kwargs"),
-        **NOT_OF_CHATS,
-    }
-)
+CHAT_PARAMETERS: Mapping[str, Disposition] = {
+    **{name: each for name, each in PARAMETERS.items() if name not in NOT_OF_CHATS},
+    **{name: Carried(parameter) for name, parameter in declared(Conversed).items()},
+    "logprobs": Carried(Parameter(FLAG, "The log-probability of each token is returned.")),
+    "top_logprobs": Carried(
+        Parameter(
+            Integer(low=0, high=lambda terms: max(MAX_TOP_LOGPROBS, terms.max_logprobs)),
+            "So many likeliest tokens for each position, where `logprobs` is true.",
+        )
+    ),
+    "chat_template_args": Renamed("chat_template_kwargs"),
+    **NOT_OF_CHATS,
+}

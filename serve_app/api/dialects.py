@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 from serve_app.api.error_text import shown
 from serve_app.api.limits import INT32_MAX
@@ -77,7 +76,7 @@ class Dialect:
     """
 
     name: str
-    defaults: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    defaults: Mapping[str, object] = field(default_factory=dict)
     temperature_last: bool = False
     repetition_sees_prompt: bool = True
     takes_zero_tokens: bool = True
@@ -106,7 +105,7 @@ class Dialect:
     precedence: tuple[str, ...] = ()
     overruled_constraints: tuple[tuple[str, str], ...] = ()
     error_shape: ErrorShape = ErrorShape.NESTED
-    statuses: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    statuses: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def least_max_tokens(self) -> int:
@@ -115,10 +114,6 @@ class Dialect:
             return UNLIMITED
         return 0 if self.takes_zero_tokens else 1
 
-    def status_of(self, *, status: int, code: str) -> int:
-        """Return the HTTP status of an error in this dialect."""
-        return self.statuses.get(code, self.statuses.get(str(status), status))
-
 
 HEADER = "X-Completions-Dialect"
 
@@ -126,7 +121,7 @@ UNION = Dialect(name="union", takes_unlimited_tokens=True, takes_model_defaults=
 
 OPENAI = Dialect(
     name="openai",
-    defaults=MappingProxyType({"context_length_exceeded_behavior": "error"}),
+    defaults={"context_length_exceeded_behavior": "error"},
     max_stop_strings=4,
     takes_mixed_prompts=False,
     stream_options_need_stream=True,
@@ -138,17 +133,15 @@ OPENAI = Dialect(
 
 LLAMA_CPP = Dialect(
     name="llama.cpp",
-    defaults=MappingProxyType(
-        {
-            "max_tokens": -1,
-            "temperature": 0.8,
-            "top_p": 0.95,
-            "top_k": 40,
-            "min_p": 0.05,
-            "repetition_penalty": 1.1,
-            "repeat_last_n": 64,
-        }
-    ),
+    defaults={
+        "max_tokens": -1,
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 40,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+        "repeat_last_n": 64,
+    },
     temperature_last=True,
     takes_unlimited_tokens=True,
     finish_chunk_has_usage=True,
@@ -164,19 +157,19 @@ LLAMA_CPP = Dialect(
 
 MISTRAL_RS = Dialect(
     name="mistral.rs",
-    defaults=MappingProxyType({"max_tokens": -1}),
+    defaults={"max_tokens": -1},
     takes_zero_tokens=False,
     max_logprobs=20,
     best_of=BestOf.RETURNED,
     suffix=Suffix.APPEND,
     default_model=ONLY_MODEL,
     error_shape=ErrorShape.MESSAGE,
-    statuses=MappingProxyType({"malformed_json": 400, "400": 422, "adapter_not_found": 422}),
+    statuses={"malformed_json": 400, "400": 422, "adapter_not_found": 422},
 )
 
 FIREWORKS = Dialect(
     name="fireworks",
-    defaults=MappingProxyType({"mirostat_tau": 1.5, "no_stop_trim": True}),
+    defaults={"mirostat_tau": 1.5, "no_stop_trim": True},
     takes_zero_tokens=False,
     max_stop_strings=4,
     max_top_k=128,
@@ -188,7 +181,7 @@ FIREWORKS = Dialect(
 
 OMLX = Dialect(
     name="omlx",
-    defaults=MappingProxyType({"max_tokens": 32768, "top_p": 0.95}),
+    defaults={"max_tokens": 32768, "top_p": 0.95},
     temperature_last=True,
     repetition_sees_prompt=False,
     takes_mixed_prompts=False,
@@ -196,7 +189,7 @@ OMLX = Dialect(
 
 SGLANG = Dialect(
     name="sglang",
-    defaults=MappingProxyType({"context_length_exceeded_behavior": "error"}),
+    defaults={"context_length_exceeded_behavior": "error"},
     repetition_sees_prompt=False,
     takes_zero_tokens=False,
     max_logprobs=20,
@@ -208,12 +201,12 @@ SGLANG = Dialect(
     keeps_regex_match=True,
     overruled_constraints=(("response_format", "json_schema"),),
     error_shape=ErrorShape.FLAT,
-    statuses=MappingProxyType({"adapter_not_found": 400}),
+    statuses={"adapter_not_found": 400},
 )
 
 VLLM = Dialect(
     name="vllm",
-    defaults=MappingProxyType({"context_length_exceeded_behavior": "error"}),
+    defaults={"context_length_exceeded_behavior": "error"},
     max_logprobs=20,
     takes_mixed_prompts=False,
     stream_options_need_stream=True,
@@ -223,9 +216,9 @@ VLLM = Dialect(
     error_shape=ErrorShape.VLLM,
 )
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType(
-    {each.name: each for each in (UNION, OPENAI, LLAMA_CPP, MISTRAL_RS, FIREWORKS, OMLX, SGLANG, VLLM)}
-)
+DIALECTS: Mapping[str, Dialect] = {
+    each.name: each for each in (UNION, OPENAI, LLAMA_CPP, MISTRAL_RS, FIREWORKS, OMLX, SGLANG, VLLM)
+}
 
 
 def dialect_named(name: str) -> Dialect:
@@ -236,20 +229,19 @@ def dialect_named(name: str) -> Dialect:
     return dialect
 
 
-CLASSES: Mapping[int, str] = MappingProxyType(
-    {
-        400: "BadRequestError",
-        401: "AuthenticationError",
-        403: "PermissionDeniedError",
-        404: "NotFoundError",
-        422: "UnprocessableEntityError",
-        429: "RateLimitError",
-    }
-)
+CLASSES: Mapping[int, str] = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+}
 
 
 def error_status(error: ServeError, dialect: Dialect = UNION) -> int:
-    return dialect.status_of(status=error.status, code=error.code)
+    """Return the HTTP status of an error in this dialect."""
+    return dialect.statuses.get(error.code, dialect.statuses.get(str(error.status), error.status))
 
 
 def error_body(error: ServeError, dialect: Dialect = UNION) -> dict[str, object]:
@@ -282,12 +274,10 @@ def _class_of(status: int) -> str:
     return CLASSES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
 
 
-SHAPES: Mapping[ErrorShape, Callable[[ServeError, int], dict[str, object]]] = MappingProxyType(
-    {
-        ErrorShape.NESTED: lambda error, status: {"error": _members(error, status)},
-        ErrorShape.OPENAI: lambda error, status: {"error": _members(error, status, code=error.code)},
-        ErrorShape.MESSAGE: lambda error, status: {"message": error.message},
-        ErrorShape.VLLM: lambda error, status: {"error": _members(error, status, type=_class_of(status))},
-        ErrorShape.FLAT: lambda error, status: _members(error, status, object="error", type=_class_of(status)),
-    }
-)
+SHAPES: Mapping[ErrorShape, Callable[[ServeError, int], dict[str, object]]] = {
+    ErrorShape.NESTED: lambda error, status: {"error": _members(error, status)},
+    ErrorShape.OPENAI: lambda error, status: {"error": _members(error, status, code=error.code)},
+    ErrorShape.MESSAGE: lambda error, status: {"message": error.message},
+    ErrorShape.VLLM: lambda error, status: {"error": _members(error, status, type=_class_of(status))},
+    ErrorShape.FLAT: lambda error, status: _members(error, status, object="error", type=_class_of(status)),
+}

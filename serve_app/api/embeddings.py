@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 from serve_app.api.completion import CompletionRequest
@@ -56,30 +55,26 @@ def _is_mixed(sent: object) -> bool:
     return str in kinds and bool(kinds & {int, float})
 
 
-EMBEDDINGS: Mapping[str, Parameter] = MappingProxyType(
-    {
-        "model": Parameter(
-            NAME, "A base model, an adapter as `base:adapter`, or an alias; the only one where one is served."
-        ),
-        "input": Parameter(Inputs(), "What is embedded; every input of a list by itself."),
-        "encoding_format": Parameter(
-            OneOf("float", "base64"), "A vector as a list of numbers, or as base64 of little-endian float32."
-        ),
-        "dimensions": Parameter(
-            Integer(low=1), "Numbers of a vector, where the model was trained to have them cut to so many."
-        ),
-        "truncate_sequence": Parameter(FLAG, "An input that does not fit the context loses its beginning."),
-        **{name: declared(Amount)[name] for name in ("truncate_prompt_tokens", "truncation_side")},
-        "user": declared(Target)["user"],
-    }
-)
-_TABLE: Mapping[str, Disposition] = MappingProxyType(
-    {
-        **{name: each if isinstance(each, Inert) else NotYet() for name, each in PARAMETERS.items()},
-        "input_type": Inert(),  # no model that is served tells queries and documents apart by itself
-        **{name: Carried(each) for name, each in EMBEDDINGS.items()},
-    }
-)
+EMBEDDINGS: Mapping[str, Parameter] = {
+    "model": Parameter(
+        NAME, "A base model, an adapter as `base:adapter`, or an alias; the only one where one is served."
+    ),
+    "input": Parameter(Inputs(), "What is embedded; every input of a list by itself."),
+    "encoding_format": Parameter(
+        OneOf("float", "base64"), "A vector as a list of numbers, or as base64 of little-endian float32."
+    ),
+    "dimensions": Parameter(
+        Integer(low=1), "Numbers of a vector, where the model was trained to have them cut to so many."
+    ),
+    "truncate_sequence": Parameter(FLAG, "An input that does not fit the context loses its beginning."),
+    **{name: declared(Amount)[name] for name in ("truncate_prompt_tokens", "truncation_side")},
+    "user": declared(Target)["user"],
+}
+_TABLE: Mapping[str, Disposition] = {
+    **{name: each if isinstance(each, Inert) else NotYet() for name, each in PARAMETERS.items()},
+    "input_type": Inert(),  # no model that is served tells queries and documents apart by itself
+    **{name: Carried(each) for name, each in EMBEDDINGS.items()},
+}
 
 
 class EmbeddingRequest(CompletionRequest):
@@ -124,24 +119,20 @@ def read_embeddings(
 
 def embeddings_body(request: EmbeddingRequest, recordings: Sequence[Recording], *, usage: Usage) -> dict[str, object]:
     """Return the answer's body. Writing vectors as numbers takes a while, so call this off the event loop."""
-    show = _base64 if request.is_base64 else _numbers
+    vectors = [each.hidden_states for each in recordings]
     counts: dict[str, object] = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
     if usage.truncated_tokens:
         counts["prompt_tokens_details"] = {"truncated_tokens": usage.truncated_tokens}
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": show(recording.hidden_states)}
-            for index, recording in enumerate(recordings)
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(v).decode() if request.is_base64 else Fragment(numbers_text(v)),
+            }
+            for index, v in enumerate(vectors)
         ],
         "model": request.model,
         "usage": counts,
     }
-
-
-def _base64(vector: bytes) -> object:
-    return base64.b64encode(vector).decode("ascii")
-
-
-def _numbers(vector: bytes) -> object:
-    return Fragment(numbers_text(vector))

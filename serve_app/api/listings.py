@@ -1,4 +1,4 @@
-"""Answers of the routes that list: dialects, models, and the replicas and queues of one moment."""
+"""Answers of the routes that tell: of dialects, models, one moment of a router, and what a request would do."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from serve_app.core.bounded import Count
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Load
 from serve_app.core.names import ModelRef
+from serve_app.core.tenants import NANO
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
 
@@ -294,3 +295,118 @@ def replica_state(card: ReplicaCard, load: Load) -> ReplicaState:
         failures=load.num_failures,
         completion_tokens=load.num_generated,
     )
+
+
+Plain = str | int | float | bool | None
+NOT_TOLD = frozenset({"model", "prompt", "messages", "images", "tools"})
+"""The client has them, and they are long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a prompt leaves of a model's context.
+
+    prompt_tokens:         as it is sent; None where only a replica that computes it would know
+    kept_tokens:           of these, where a prompt may be cut
+    max_completion_tokens: of each completion; None where the prompt's own number is not known
+    reason:                why the model would refuse it; None where it would not
+    """
+
+    prompt_tokens: int | None
+    kept_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedPart:
+    """One prompt for one model.
+
+    cost:     in billionths, if nothing is cached and every completion is as long as may be
+    defaults: parameters that were not sent and are what the model's folder recommends
+    """
+
+    model: ModelRef
+    prompt_index: int
+    num_completions: int
+    max_model_len: int
+    room: Room
+    cost: int
+    defaults: Mapping[str, float]
+
+    def body(self) -> dict[str, object]:
+        room = self.room
+        return {
+            "model": self.model.name,
+            "base": self.model.base,
+            "adapters": [
+                {"name": part.adapter, "version": part.version, "scale": part.scale} for part in self.model.parts
+            ],
+            "prompt": self.prompt_index,
+            "completions": self.num_completions,
+            "max_model_len": self.max_model_len,
+            "prompt_tokens": room.prompt_tokens,
+            "kept_prompt_tokens": room.kept_tokens,
+            "max_completion_tokens": room.max_completion_tokens,
+            "refused_because": room.reason,
+            "default_sampling": dict(self.defaults),
+            "cost_at_most": self.cost / NANO,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitState:
+    """How one of the tenant's limits per minute stands."""
+
+    limit: Count
+    remaining: int
+    reset_s: float
+
+
+def explanation_body(
+    request: CompletionRequest,
+    sent: Mapping[str, object],
+    table: Mapping[str, Disposition],
+    parts: Sequence[ExplainedPart],
+    *,
+    limits: Mapping[str, LimitState],
+) -> dict[str, object]:
+    """sent: the members of the body;  table: what is done with each, of this kind of body"""
+    return {
+        "object": "explanation",
+        "dialect": request.dialect.name,
+        "stream": request.stream,
+        "choices": request.num_returned * request.num_parts,
+        "ignored_parameters": list(request.ignored_parameters),
+        "parameters": parameters_of(request, sent, table, [each.defaults for each in parts]),
+        "parts": [each.body() for each in parts],
+        "cost_at_most": sum(each.cost for each in parts) / NANO,
+        "limits": {name: asdict(each) for name, each in limits.items()},
+    }
+
+
+def parameters_of(
+    request: CompletionRequest,
+    sent: Mapping[str, object],
+    table: Mapping[str, Disposition],
+    of_models: Sequence[Mapping[str, float]] = (),
+) -> dict[str, object]:
+    """Each parameter that is a plain value, and where that is from: the body, the model, the dialect, or everybody's
+    default. Where models differ, the value is the first one's.
+
+    of_models: what comes from the model, of each part
+    """
+    dispositions = {name: table.get(name) for name, value in sent.items() if value is not None}
+    names = {each.to if isinstance(each, Renamed) else name for name, each in dispositions.items()}
+    found: dict[str, object] = {}
+    for name in sorted(table.keys() & type(request).model_fields.keys() - NOT_TOLD):
+        value = getattr(request, name)
+        recommended = next((each[name] for each in of_models if name in each), None)
+        if recommended is not None:
+            found[name] = {"value": recommended, "from": "model"}
+            continue
+        shown = list(value) if isinstance(value, tuple) else value
+        if all(isinstance(each, Plain) for each in (shown if isinstance(shown, list) else [shown])):
+            origin = "dialect" if name in request.dialect.defaults else "default"
+            found[name] = {"value": shown, "from": "body" if name in names else origin}
+    return found

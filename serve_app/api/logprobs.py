@@ -7,6 +7,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from serve_app.api.sse import Fragment
 from serve_app.core.bounded import Count
@@ -37,7 +38,7 @@ class LegacyLogprobs:
         num_top: so many of the likeliest; None is all that there are
         by_id:   they are written as numbers
         """
-        write = _numbered if by_id else _worded
+        write: Write = (lambda token: f"token_id:{token.token_id}") if by_id else attrgetter("text")
         for entry in entries:
             self.tokens.append(write(entry))
             self.token_logprobs.append(None if entry.logprob is None else finite(entry.logprob))
@@ -79,14 +80,6 @@ def _ranked(entry: TokenLogprob, logprob: float, num_top: int) -> dict[str, obje
 
 def _ranked_token(logprob: float, rank: int | None, text: str) -> object:
     return {"logprob": finite(logprob), "rank": rank, "decoded_token": text}
-
-
-def _worded(token: TokenLogprob | TopLogprob) -> str:
-    return token.text
-
-
-def _numbered(token: TokenLogprob | TopLogprob) -> str:
-    return f"token_id:{token.token_id}"
 
 
 Write = Callable[[TokenLogprob | TopLogprob], str]

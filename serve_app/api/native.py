@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.completion import CompletionRequest
@@ -12,6 +11,7 @@ from serve_app.api.dialects import LLAMA_CPP, Dialect
 from serve_app.api.error_text import nearest
 from serve_app.api.forms.form import Parameter, Terms, Text, Value
 from serve_app.api.forms.schema import Schema, array, nullable, record, string
+from serve_app.api.groups import Sampling
 from serve_app.api.limits import WireLimits
 from serve_app.api.listings import effective_defaults
 from serve_app.api.parameters import PARAMETERS
@@ -22,27 +22,24 @@ from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.prompt import ExtraFile, Infill, Prompt
 from serve_app.core.request import SamplerName, samplers_in_order
 
-SAME_NAMES = (
-    "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma", "xtc_probability",
-    "xtc_threshold", "typical_p", "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base",
-    "dry_allowed_length", "dry_penalty_last_n", "mirostat_tau", "mirostat_eta", "max_tokens", "ignore_eos", "stream",
-    "min_keep", "timings_per_token", "post_sampling_probs",
-)  # fmt: skip
 NOT_NATIVE = (
     "best_of", "prompt_logprobs", "request_id", "return_cached_tokens_details", "return_hidden_states",
     "return_routed_experts",
 )  # fmt: skip
 """What llama.cpp's own shape has no place for."""
 LISTS = ("dry_sequence_breakers", "stop")
-OTHER_NAMES: Mapping[str, str] = MappingProxyType({"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"})
-WHERE_NONE: Mapping[str, tuple[str, int]] = MappingProxyType(
-    {
-        "seed": ("seed", -1),
-        "repeat_last_n": ("repeat_last_n", -1),
-        "n_probs": ("logprobs", 0),
-        "mirostat": ("mirostat", 0),
-    }
+OTHER_NAMES: Mapping[str, str] = {"n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+SAME_NAMES = (
+    *(n for n, f in Sampling.model_fields.items() if type(f.default) in (int, float) and n not in OTHER_NAMES.values()),
+    *("max_tokens", "ignore_eos", "stream", "timings_per_token", "post_sampling_probs"),
 )
+"""Sampling that is a number, and others."""
+WHERE_NONE: Mapping[str, tuple[str, int]] = {
+    "seed": ("seed", -1),
+    "repeat_last_n": ("repeat_last_n", -1),
+    "n_probs": ("logprobs", 0),
+    "mirostat": ("mirostat", 0),
+}
 """Names with the parameter that each tells, and what stands where that has no value."""
 MISSING = object()
 
@@ -119,10 +116,9 @@ def props_body(card: ModelCard) -> dict[str, object]:
 
 def adapters_body(card: ModelCard) -> list[dict[str, object]]:
     """Return the adapters that `lora` refers to by number. No request gets one that it does not name."""
-    usable = [adapter for adapter in card.adapters if adapter.is_usable]
     return [
         {"id": number, "path": adapter.root or adapter.name, "scale": 0.0, "name": f"{card.name}:{adapter.name}"}
-        for number, adapter in enumerate(usable)
+        for number, adapter in enumerate(card.usable_adapters)
     ]
 
 
@@ -169,18 +165,16 @@ def _file(element: object, at: int, value: Value) -> ExtraFile:
 
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
-INFILL: Mapping[str, Parameter] = MappingProxyType(
-    {
-        "input_prefix": Parameter(TEXT, "The text before the gap."),
-        "input_suffix": Parameter(TEXT, "The text behind the gap."),
-        "input_extra": Parameter(ExtraFiles(), "Other files of the project; the last matter most."),
-        "prompt": Parameter(TEXT, "How the text in the gap begins; it is not returned."),
-    }
-)
+INFILL: Mapping[str, Parameter] = {
+    "input_prefix": Parameter(TEXT, "The text before the gap."),
+    "input_suffix": Parameter(TEXT, "The text behind the gap."),
+    "input_extra": Parameter(ExtraFiles(), "Other files of the project; the last matter most."),
+    "prompt": Parameter(TEXT, "How the text in the gap begins; it is not returned."),
+}
 ASKED = ("input_prefix", "input_suffix")
 NEEDLESS = ("suffix", "suffix_mode")
 """Of completions; here the gap is told by its own names."""
-CUTS_BY_ITSELF: Mapping[str, object] = MappingProxyType({"truncate_sequence": True})
+CUTS_BY_ITSELF: Mapping[str, object] = {"truncate_sequence": True}
 """An editor sends whole files, and llama.cpp takes what fits of them."""
 
 

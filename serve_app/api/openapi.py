@@ -84,19 +84,15 @@ MODEL_PATH = _parameter("id", "path", description="May hold `:` and `/`.")
 
 def openapi_document(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = False) -> dict[str, Any]:
     """dialect: of requests that name none; defaults and ranges are told as it has them"""
-    document = _open_document(Terms(limits=limits, dialect=dialect))
-    return with_keys(document) if asks_for_keys else document
-
-
-def _open_document(terms: Terms) -> dict[str, Any]:
-    limits = terms.limits
-    return {
+    terms = Terms(limits=limits, dialect=dialect)
+    paths: dict[str, Any] = {
+        **{path: {path.method.lower(): operation} for path, operation in _operations().items()},
+        **{path.value: _admin_operations(path) for path in sorted(OF_ADAPTERS)},
+    }
+    document = {
         "openapi": "3.1.0",
         "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
-        "paths": {
-            **{path: {path.method.lower(): operation} for path, operation in _operations().items()},
-            **{path.value: _admin_operations(path) for path in sorted(OF_ADAPTERS)},
-        },
+        "paths": paths,
         "components": {
             "schemas": {
                 **SCHEMAS,
@@ -107,19 +103,26 @@ def _open_document(terms: Terms) -> dict[str, Any]:
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "EmbeddingsRequest": _object(EMBEDDINGS, terms, asked="input") | {"additionalProperties": True},
                 "TokenizeRequest": _tokenize(terms),
-                "ApplyTemplateRequest": _apply_template(terms),
+                "ApplyTemplateRequest": {
+                    **_object(APPLY_TEMPLATE, terms, asked="messages"),
+                    "not": {"anyOf": continued()},
+                },
                 "DetokenizeRequest": _object(DETOKENIZE, terms, asked="tokens"),
                 "LoadAdapter": {**_object(LOAD, terms, asked="lora_name"), "required": ["lora_name", "lora_path"]},
                 "UnloadAdapter": _object(UNLOAD, terms, asked="lora_name"),
             }
         },
     }
+    return with_keys(document) if asks_for_keys else document
 
 
 def _operations() -> dict[Path, dict[str, Any]]:
     native = _completions("NativeRequest", "NativeCompletion", "NativeResult", has_end=False)
     health = _with_response(
         _operation("Whether every known model has a replica", "Health"), 503, ERRORS[503], _json("Health")
+    )
+    ready = _with_response(
+        _operation("Whether this router can serve anything", "Ready"), 503, ERRORS[503], _json("Ready")
     )
     return {
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
@@ -145,6 +148,7 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.UNLOAD_ADAPTER: _operation("Serve an adapter no longer", {"text/plain": {}}, body="UnloadAdapter"),
         Path.HEALTH: health,
         Path.V1_HEALTH: health,
+        Path.READY: ready,
         **_pages(),
     }
 
@@ -277,10 +281,6 @@ def _one_of(name: str) -> Schema:
     """Return the schema of a body with a text under this name and nothing under the others."""
     others = [other for other in TEXT_NAMES if other != name]
     return {"required": [name], "properties": {name: {"not": NOTHING}, **dict.fromkeys(others, NOTHING)}}
-
-
-def _apply_template(terms: Terms) -> Schema:
-    return {**_object(APPLY_TEMPLATE, terms, asked="messages"), "not": {"anyOf": continued()}}
 
 
 def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Schema:

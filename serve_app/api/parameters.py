@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import assert_never
 
 from pydantic import BaseModel
@@ -70,47 +69,44 @@ class Inert:
 Disposition = Carried | Renamed | NotYet | Inert
 
 
-CHANGES_THE_ANSWER: Mapping[str, NotYet] = MappingProxyType(
-    {
-        "raw_output": NotYet(instead='Send "return_token_ids": true.'),
-        "strict": NotYet(),
-        "custom_logit_processor": NotYet(),
-        "use_beam_search": NotYet(instead='Send "best_of".'),
-        "num_beams": NotYet(0, 1, instead='Send "best_of".'),
-        "min_length": NotYet(0, beside="min_tokens"),
-        "ban_eos_token": NotYet(beside="ignore_eos"),
-        "prompt_embeds": NotYet([]),
-        "vllm_xargs": NotYet({}),
-        "logprob_token_ids": NotYet(),
-        "repetition_detection": NotYet(),
-        "thinking_token_budget": NotYet(-1),
-        "watermarking": NotYet(),
-        "return_token_offsets": NotYet(),
-        "routed_experts_prompt_start": NotYet(0),
-        "guided_whitespace_pattern": NotYet(""),
-        "banned_strings": NotYet([]),
-        "banned_tokens": NotYet([], beside="logit_bias"),
-        "custom_token_bans": NotYet("", [], beside="logit_bias"),
-        "logits_processors": NotYet([]),
-        "top_a": NotYet(0),
-        "tfs": NotYet(1),
-        "tfs_z": NotYet(1),
-        "epsilon_cutoff": NotYet(0),
-        "eta_cutoff": NotYet(0),
-        "penalty_alpha": NotYet(0),
-        "skew": NotYet(0),
-        "no_repeat_ngram_size": NotYet(0),
-        "encoder_repetition_penalty": NotYet(1),
-        "smoothing_factor": NotYet(0),
-        "guidance_scale": NotYet(1),
-        "negative_prompt": NotYet(""),
-        "dynamic_temperature": NotYet(beside="dynatemp_range"),
-    }
-)
+CHANGES_THE_ANSWER: Mapping[str, NotYet] = {
+    "raw_output": NotYet(instead='Send "return_token_ids": true.'),
+    "strict": NotYet(),
+    "custom_logit_processor": NotYet(),
+    "use_beam_search": NotYet(instead='Send "best_of".'),
+    "num_beams": NotYet(0, 1, instead='Send "best_of".'),
+    "min_length": NotYet(0, beside="min_tokens"),
+    "ban_eos_token": NotYet(beside="ignore_eos"),
+    "prompt_embeds": NotYet([]),
+    "vllm_xargs": NotYet({}),
+    "logprob_token_ids": NotYet(),
+    "repetition_detection": NotYet(),
+    "thinking_token_budget": NotYet(-1),
+    "watermarking": NotYet(),
+    "return_token_offsets": NotYet(),
+    "routed_experts_prompt_start": NotYet(0),
+    "guided_whitespace_pattern": NotYet(""),
+    "banned_strings": NotYet([]),
+    "banned_tokens": NotYet([], beside="logit_bias"),
+    "custom_token_bans": NotYet("", [], beside="logit_bias"),
+    "logits_processors": NotYet([]),
+    "top_a": NotYet(0),
+    "tfs": NotYet(1),
+    "tfs_z": NotYet(1),
+    "epsilon_cutoff": NotYet(0),
+    "eta_cutoff": NotYet(0),
+    "penalty_alpha": NotYet(0),
+    "skew": NotYet(0),
+    "no_repeat_ngram_size": NotYet(0),
+    "encoder_repetition_penalty": NotYet(1),
+    "smoothing_factor": NotYet(0),
+    "guidance_scale": NotYet(1),
+    "negative_prompt": NotYet(""),
+    "dynamic_temperature": NotYet(beside="dynatemp_range"),
+}
 """Each is refused by name; its neutral values pass."""
 
-CHANGES_NO_ANSWER: Mapping[str, Inert] = MappingProxyType(
-    {
+CHANGES_NO_ANSWER: Mapping[str, Inert] = {
         # where and when it is computed, and what is kept of it
         **dict.fromkeys(
             (
@@ -133,38 +129,35 @@ CHANGES_NO_ANSWER: Mapping[str, Inert] = MappingProxyType(
         "spaces_between_special_tokens": Inert((False, True)),
         # of chats and of llama.cpp's own results; each is carried out where it says something
         **dict.fromkeys(("modalities", "reasoning_effort", "response_fields", "thinking", "verbosity"), Inert()),
-    }
-)  # fmt: skip
+    }  # fmt: skip
 """Each is accepted with any value, and told in X-Ignored-Parameters."""
-OTHER_NAMES: Mapping[str, Renamed] = MappingProxyType(
-    {
-        "n_cmpl": Renamed("n"),
-        "max_completion_tokens": Renamed("max_tokens"),
-        "n_predict": Renamed("max_tokens"),
-        "num_predict": Renamed("max_tokens"),
-        "typ_p": Renamed("typical_p"),
-        "typical": Renamed("typical_p"),
-        "top_nsigma": Renamed("top_n_sigma"),
-        "nsigma": Renamed("top_n_sigma"),
-        "repeat_penalty": Renamed("repetition_penalty"),
-        "mirostat_target": Renamed(
-            "mirostat_tau", absent=(0,), besides="It switches Mirostat 2 on, unless `mirostat` is sent; 0 is absence."
-        ),
-        "mirostat_lr": Renamed("mirostat_eta"),
-        "mirostat_mode": Renamed("mirostat"),
-        "repetition_penalty_range": Renamed("repeat_last_n", absent=(0,), besides="0 is absence."),
-        "include_stop_str_in_output": Renamed("no_stop_trim"),
-        "n_probs": Renamed("logprobs", absent=(0,), besides="0 is absence.", form=PROBABILITIES),
-        "return_tokens": Renamed("return_token_ids"),
-        "add_bos_token": Renamed("add_special_tokens"),
-        "grammar_string": Renamed("grammar"),
-        "extra_key": Renamed("cache_salt"),
-        "prompt_cache_isolation_key": Renamed("cache_salt"),
-        "guided_json": Renamed("json_schema"),
-        "guided_regex": Renamed("regex"),
-        "guided_grammar": Renamed("grammar", form=GUIDED_GRAMMAR),
-    }
-)
+OTHER_NAMES: Mapping[str, Renamed] = {
+    "n_cmpl": Renamed("n"),
+    "max_completion_tokens": Renamed("max_tokens"),
+    "n_predict": Renamed("max_tokens"),
+    "num_predict": Renamed("max_tokens"),
+    "typ_p": Renamed("typical_p"),
+    "typical": Renamed("typical_p"),
+    "top_nsigma": Renamed("top_n_sigma"),
+    "nsigma": Renamed("top_n_sigma"),
+    "repeat_penalty": Renamed("repetition_penalty"),
+    "mirostat_target": Renamed(
+        "mirostat_tau", absent=(0,), besides="It switches Mirostat 2 on, unless `mirostat` is sent; 0 is absence."
+    ),
+    "mirostat_lr": Renamed("mirostat_eta"),
+    "mirostat_mode": Renamed("mirostat"),
+    "repetition_penalty_range": Renamed("repeat_last_n", absent=(0,), besides="0 is absence."),
+    "include_stop_str_in_output": Renamed("no_stop_trim"),
+    "n_probs": Renamed("logprobs", absent=(0,), besides="0 is absence.", form=PROBABILITIES),
+    "return_tokens": Renamed("return_token_ids"),
+    "add_bos_token": Renamed("add_special_tokens"),
+    "grammar_string": Renamed("grammar"),
+    "extra_key": Renamed("cache_salt"),
+    "prompt_cache_isolation_key": Renamed("cache_salt"),
+    "guided_json": Renamed("json_schema"),
+    "guided_regex": Renamed("regex"),
+    "guided_grammar": Renamed("grammar", form=GUIDED_GRAMMAR),
+}
 
 
 def declared(model: type[BaseModel]) -> dict[str, Parameter]:
@@ -182,21 +175,17 @@ def _fields(model: type[BaseModel]) -> Iterator[tuple[str, FieldInfo, Parameter]
         yield from ((name, info, each) for each in info.metadata if isinstance(each, Parameter))
 
 
-PARAMETERS: Mapping[str, Disposition] = MappingProxyType(
-    {
-        **{name: Carried(parameter) for name, parameter in declared(CompletionRequest).items()},
-        "top_logprobs": Carried(Parameter(CANDIDATES, "The count of log-probabilities where `logprobs` is true.")),
-        **OTHER_NAMES,
-        **CHANGES_THE_ANSWER,
-        **CHANGES_NO_ANSWER,
-    }
-)
-STREAM_OPTIONS: Mapping[str, Disposition] = MappingProxyType(
-    {
-        **{name: Carried(parameter) for name, parameter in declared(StreamOptions).items()},
-        "include_obfuscation": Inert(),
-    }
-)
+PARAMETERS: Mapping[str, Disposition] = {
+    **{name: Carried(parameter) for name, parameter in declared(CompletionRequest).items()},
+    "top_logprobs": Carried(Parameter(CANDIDATES, "The count of log-probabilities where `logprobs` is true.")),
+    **OTHER_NAMES,
+    **CHANGES_THE_ANSWER,
+    **CHANGES_NO_ANSWER,
+}
+STREAM_OPTIONS: Mapping[str, Disposition] = {
+    **{name: Carried(parameter) for name, parameter in declared(StreamOptions).items()},
+    "include_obfuscation": Inert(),
+}
 
 
 def form_of(name: str, table: Mapping[str, Disposition] = PARAMETERS) -> Form:

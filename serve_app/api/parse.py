@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Generic, NoReturn, TypeVar
 
 from serve_app.api.chat import CHAT_DEFAULTS, CHAT_PARAMETERS, ChatRequest
@@ -93,20 +92,13 @@ def _unique_members(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def check_depth(value: object, max_depth: int) -> None:
     """Raise InvalidRequest if the value is nested more than that."""
-    level = [value]
+    level: list[Any] = [value] if isinstance(value, list | dict) else []
     for _ in range(max_depth):
-        level = [child for container in level for child in _containers(container)]
+        children = (child for each in level for child in (each.values() if isinstance(each, dict) else each))
+        level = [child for child in children if isinstance(child, list | dict)]
         if not level:
             return
     raise InvalidRequest(f"The request body is nested more than {max_depth} levels deep.")
-
-
-def _containers(container: object) -> list[object]:
-    if isinstance(container, dict):
-        return [child for child in container.values() if isinstance(child, list | dict)]
-    if isinstance(container, list):
-        return [child for child in container if isinstance(child, list | dict)]
-    return []
 
 
 def _check_characters(value: object) -> None:
@@ -174,7 +166,7 @@ CHAT = Body(
 )
 NATIVE = Body(
     request=CompletionRequest,
-    table=MappingProxyType({**PARAMETERS, "response_fields": Carried(RESPONSE_FIELDS)}),
+    table={**PARAMETERS, "response_fields": Carried(RESPONSE_FIELDS)},
     required=("model", "prompt"),
 )
 
@@ -227,7 +219,9 @@ def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: 
     if isinstance(values.get("logprobs"), bool):
         values["logprobs"] = 0 if values["logprobs"] else None
     if "stream_options" in values:
-        options = _read_options(values["stream_options"], terms)
+        members: Any = values["stream_options"]
+        refuses = terms.dialect.refuses_unknown
+        options = read_fields(members, STREAM_OPTIONS, within="stream_options.", refuses_unknown=refuses)
         fields.ignored += options.ignored
         values["stream_options"] = StreamOptions.model_validate(_read_values(options, STREAM_OPTIONS, terms))
     if "mirostat_target" in fields.names:
@@ -250,12 +244,6 @@ def _read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms)
         form = form_of(spelled if spelled in table else name, table)
         values[name] = form.read(Value(name=spelled, sent=sent, terms=terms, ignored=fields.ignored))
     return values
-
-
-def _read_options(members: object, terms: Terms) -> Fields:
-    assert isinstance(members, dict)
-    refuses_unknown = terms.dialect.refuses_unknown
-    return read_fields(members, STREAM_OPTIONS, within="stream_options.", refuses_unknown=refuses_unknown)
 
 
 def _without_overruled(members: Mapping[str, object], dialect: Dialect) -> tuple[Mapping[str, object], tuple[str, ...]]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 
 from serve_app.core.tenants import Scope
 
@@ -36,6 +35,7 @@ class Path(StrEnum):
     UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
     HEALTH = "/health"
     V1_HEALTH = "/v1/health"
+    READY = "/ready"
     METRICS = "/metrics"
     DESCRIPTION = "/openapi.json"
     DOCS = "/docs"
@@ -77,7 +77,7 @@ POSTED = frozenset(
 PUBLISHING = frozenset({Path.LOAD_ADAPTER, Path.UNLOAD_ADAPTER})
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
 DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
-OPEN = frozenset({Path.HEALTH, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
+OPEN = frozenset({Path.HEALTH, Path.READY, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
 """Answered to whoever asks, key or none. The front and the console's files are the same for everybody and hold nothing
 of a service; the page that asks for a key, and the way there, have to be there before the key is."""
 
@@ -118,10 +118,8 @@ def path_of(path: str) -> Path | AdminPath | None:
         return Path.MODEL
     if CONSOLE_FILE.fullmatch(path):
         return Path.CONSOLE_FILE
-    return _admin_path(path) if path.startswith(ADMIN_PREFIX) or path == AdminPath.OWN_USAGE else None
-
-
-def _admin_path(path: str) -> AdminPath | None:
+    if not path.startswith(ADMIN_PREFIX) and path != AdminPath.OWN_USAGE:
+        return None
     return next((each for each, pattern in ADMIN_PATTERNS.items() if pattern.fullmatch(path)), None)
 
 
@@ -140,8 +138,7 @@ OWN = ("by", "since", "until", "format")
 EVENTS = ("after",)
 _CHANGED = "What was changed, when and by whom"
 _ROTATED = "Make a key in the place of another, which stays valid for a while"
-SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
-    {
+SERVICES: Mapping[tuple[AdminPath, str], Service] = {
         (AdminPath.TENANTS, "GET"): Service("list_tenants", "List the tenants", "TenantList"),
         (AdminPath.TENANTS, "POST"): Service("add_tenant", "Add a tenant", "Tenant", "NewTenant"),
         (AdminPath.TENANTS, "PUT"): Service("apply_tenants", "Let these be all tenants", "Difference", "AllTenants"),
@@ -163,6 +160,5 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = MappingProxyType(
             "roll_back_adapter", "Serve the version before", "ListedAdapter", "UnloadAdapter"
         ),
         (AdminPath.OWN_USAGE, "GET"): Service("show_usage", "What the key's tenant used", "UsageList", query=OWN),
-    }
-)  # fmt: skip
+    }  # fmt: skip
 OF_ADAPTERS = frozenset({AdminPath.ADAPTERS, AdminPath.ROLLBACK})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -26,9 +25,13 @@ Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
 STATELESS = 'Send the whole conversation as "input"; nothing is kept between requests.'
 INPUT_WORDS = "a string, or a list of items: messages, function calls with their outputs, and reasoning"
-TEXT_PARTS: Mapping[str, str] = MappingProxyType(
-    {"input_text": "text", "output_text": "text", "text": "text", "summary_text": "text", "reasoning_text": "text"}
-)
+TEXT_PARTS: Mapping[str, str] = {
+    "input_text": "text",
+    "output_text": "text",
+    "text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+}
 REPEATED = (
     "instructions", "max_output_tokens", "metadata", "prompt_cache_key", "safety_identifier", "temperature",
     "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user",
@@ -167,58 +170,50 @@ class Including:
         return LOGPROBS in names
 
 
-OWN: Mapping[str, Parameter] = MappingProxyType(
-    {
-        "input": Parameter(Input(), "What the model is told; an item of the role `assistant` is an earlier answer."),
-        "instructions": Parameter(
-            Text(max_chars=lambda terms: terms.limits.max_prompt_chars), "A message of the system before the input."
-        ),
-        "include": Parameter(Including(), "What of an answer is told besides."),
-        "max_output_tokens": Parameter(
-            CHAT_PARAMETERS["max_tokens"].parameter.form,  # type: ignore[union-attr]
-            "Tokens generated at most, thoughts included.",
-        ),
-        "reasoning": Parameter(Reasoning(), "How much the model thinks, where its template knows of that."),
-        "text": Parameter(TextFormat(), "What the text has to be."),
-        "tools": Parameter(FlatTools(), "Functions that the model may call."),
-        "tool_choice": Parameter(FlatChoice(), "Whether the model calls a function, and which."),
-        "truncation": Parameter(
-            OneOf("auto", "disabled", read_as=lambda word: word == "auto"),
-            "Whether an input that leaves no room in the context loses its beginning.",
-        ),
-    }
-)
+OWN: Mapping[str, Parameter] = {
+    "input": Parameter(Input(), "What the model is told; an item of the role `assistant` is an earlier answer."),
+    "instructions": Parameter(
+        Text(max_chars=lambda terms: terms.limits.max_prompt_chars), "A message of the system before the input."
+    ),
+    "include": Parameter(Including(), "What of an answer is told besides."),
+    "max_output_tokens": Parameter(
+        CHAT_PARAMETERS["max_tokens"].parameter.form,  # type: ignore[union-attr]
+        "Tokens generated at most, thoughts included.",
+    ),
+    "reasoning": Parameter(Reasoning(), "How much the model thinks, where its template knows of that."),
+    "text": Parameter(TextFormat(), "What the text has to be."),
+    "tools": Parameter(FlatTools(), "Functions that the model may call."),
+    "tool_choice": Parameter(FlatChoice(), "Whether the model calls a function, and which."),
+    "truncation": Parameter(
+        OneOf("auto", "disabled", read_as=lambda word: word == "auto"),
+        "Whether an input that leaves no room in the context loses its beginning.",
+    ),
+}
 """What is otherwise than in chats."""
-CHATS_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "input": "messages",
-        "max_output_tokens": "max_tokens",
-        "reasoning": "reasoning_effort",
-        "text": "response_format",
-        "truncation": "truncate_sequence",
-    }
-)
-NOT_HERE: Mapping[str, Disposition] = MappingProxyType(
-    {
-        **dict.fromkeys(("previous_response_id", "conversation"), NotYet(instead=STATELESS)),
-        "background": NotYet(instead='Send "stream": true.'),
-        "prompt": NotYet(instead='Send its text as "instructions" and "input".'),
-        "context_management": NotYet([], instead='Send "truncation": "auto".'),
-        "moderation": NotYet(),
-        **dict.fromkeys(("n", "n_cmpl"), NotYet(1, instead="Send the request as often as answers are wanted.")),
-        **dict.fromkeys(("max_tool_calls", "access_programs", "image"), Inert()),
-    }
-)
-RESPONSES_TABLE: Mapping[str, Disposition] = MappingProxyType(
-    {
-        **CHAT_PARAMETERS,
-        **NOT_HERE,
-        **{
-            name: Renamed(CHATS_NAMES[name], form=each.form) if name in CHATS_NAMES else Carried(each)
-            for name, each in OWN.items()
-        },
-    }
-)
+CHATS_NAMES: Mapping[str, str] = {
+    "input": "messages",
+    "max_output_tokens": "max_tokens",
+    "reasoning": "reasoning_effort",
+    "text": "response_format",
+    "truncation": "truncate_sequence",
+}
+NOT_HERE: Mapping[str, Disposition] = {
+    **dict.fromkeys(("previous_response_id", "conversation"), NotYet(instead=STATELESS)),
+    "background": NotYet(instead='Send "stream": true.'),
+    "prompt": NotYet(instead='Send its text as "instructions" and "input".'),
+    "context_management": NotYet([], instead='Send "truncation": "auto".'),
+    "moderation": NotYet(),
+    **dict.fromkeys(("n", "n_cmpl"), NotYet(1, instead="Send the request as often as answers are wanted.")),
+    **dict.fromkeys(("max_tool_calls", "access_programs", "image"), Inert()),
+}
+RESPONSES_TABLE: Mapping[str, Disposition] = {
+    **CHAT_PARAMETERS,
+    **NOT_HERE,
+    **{
+        name: Renamed(CHATS_NAMES[name], form=each.form) if name in CHATS_NAMES else Carried(each)
+        for name, each in OWN.items()
+    },
+}
 
 
 class ResponsesRequest(ChatRequest):

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from serve_app.api.responding import REPEATED, Item, ResponsesRequest
-from serve_app.api.responses import ChatChoice, ResponseHead, chat_logprobs, one_per_call
+from serve_app.api.responses import ChatChoice, ResponseHead, chat_logprobs
 from serve_app.core.delta import FinishReason, Usage
 from serve_app.core.errors import ServeError
-from serve_app.core.tools import ToolCallDelta
+from serve_app.core.tools import ToolCallDelta, one_per_call
 
 INCOMPLETE = {FinishReason.LENGTH: "max_output_tokens", FinishReason.CONTENT_FILTER: "content_filter"}
 PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}

@@ -15,7 +15,7 @@ from serve_app.api.sse import dump
 from serve_app.core.delta import FinishReason, TokenLogprob, Usage
 from serve_app.core.names import ModelRef
 from serve_app.core.request import Recording
-from serve_app.core.tools import ToolCall, ToolCallDelta
+from serve_app.core.tools import ToolCall, ToolCallDelta, joined_calls, one_per_call
 
 OBJECT = "text_completion"
 
@@ -134,7 +134,7 @@ def completion_body(
 ) -> dict[str, object]:
     """Return a whole response. `extras` are members that a client or its dialect asked for."""
     return {
-        **_head_body(head, kind),
+        **{"id": head.id, "object": kind, "created": head.created, "model": head.model},
         "choices": [choice.body() for choice in choices],
         "usage": usage_body(usage),
         **(extras or {}),
@@ -176,10 +176,6 @@ def sglext_members(usage: Usage | None, recording: Recording | None) -> dict[str
     if usage is not None:
         members["cached_tokens_details"] = {"device": usage.cached_tokens, "host": 0}
     return {"sglext": members} if members else {}
-
-
-def _head_body(head: ResponseHead, kind: str) -> dict[str, object]:
-    return {"id": head.id, "object": kind, "created": head.created, "model": head.model}
 
 
 CHAT_OBJECT, CHAT_CHUNK_OBJECT = "chat.completion", "chat.completion.chunk"
@@ -240,30 +236,10 @@ class ChatChoice(ChoicePart):
         if self.content:
             delta["content"] = self.content
         if self.tool_calls:
+            # clients take the first delta of a list for the whole call
             delta["tool_calls"] = [call.body() for call in one_per_call(self.tool_calls)]
         logprobs = chat_logprobs(self.logprobs) if self.logprobs else None
         return {"index": self.index, "delta": delta, "logprobs": logprobs, **self.end(), **self.extras()}
-
-
-def joined_calls(deltas: Sequence[ToolCallDelta]) -> list[ToolCall]:
-    """Return the calls that these deltas make, in their order."""
-    calls: list[ToolCall] = []
-    for delta in deltas:
-        if delta.name is not None:
-            calls.append(ToolCall(id=delta.id or "", name=delta.name, arguments=delta.arguments))
-        else:
-            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + delta.arguments)
-    return calls
-
-
-def one_per_call(deltas: Sequence[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Return one delta for each call, as clients take the first of a list for the whole call."""
-    merged: dict[int, ToolCallDelta] = {}
-    for delta in deltas:
-        first = merged.setdefault(delta.index, delta)
-        if first is not delta:
-            merged[delta.index] = replace(first, arguments=first.arguments + delta.arguments)
-    return list(merged.values())
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, object]:

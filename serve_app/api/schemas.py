@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, get_args
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from serve_app.api.adapters import ListedAdapter
-from serve_app.api.explanation import LimitState
 from serve_app.api.forms.schema import (
     BOOLEAN,
     COUNT,
@@ -28,7 +26,7 @@ from serve_app.api.forms.schema import (
     record,
     reference,
 )
-from serve_app.api.listings import ModelEntry, Moment
+from serve_app.api.listings import LimitState, ModelEntry, Moment
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.delta import FinishReason
 from serve_app.core.ledger import DIMENSIONS
@@ -277,6 +275,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Health": record(
         {"status": {"enum": ["ok", "loading", "failed"]}}, optional={"models": array(STRING), "failed": array(STRING)}
     ),
+    "Ready": record({"status": {"enum": ["ok", "unready"]}}, optional={"reason": STRING}),
     "Props": record(
         {
             "default_generation_settings": record({"n_ctx": COUNT, "params": OBJECT}),
@@ -306,71 +305,66 @@ COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "ch
 AMOUNT: Schema = {"type": "number", "exclusiveMinimum": 0}
 BUDGET: Schema = {"type": "number", "minimum": LEAST_BUDGET, "maximum": MOST_BUDGET}
 SCOPES = array({"enum": list(Scope)})
-LIMITS: Mapping[str, Schema] = MappingProxyType(
-    {
-        "requests_per_minute": nullable(POSITIVE),
-        "tokens_per_minute": nullable(POSITIVE),
-        "max_in_flight": nullable(POSITIVE),
-        "max_in_flight_tokens": nullable(POSITIVE),
-        "budget_per_day": nullable(BUDGET),
-        "budget_per_month": nullable(BUDGET),
-    }
-)
-TENANT: Mapping[str, Schema] = MappingProxyType(
-    {
-        "weight": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT},
-        "priority": {"enum": list(get_args(Priority))},
-        "models": array(STRING),
-        "publishes": array(STRING),
-        "limits": record(optional=LIMITS, is_closed=True),
-        "max_n": nullable(POSITIVE),
-        "max_tokens": nullable(POSITIVE),
-        "cors_origins": array(STRING),
-        "cache_group": nullable(STRING),
-        "log_texts": {"type": "number", "minimum": 0, "maximum": 1},
-    }
-)
-KEY: Mapping[str, Schema] = MappingProxyType(
-    {
-        "id": STRING,
-        "tenant": STRING,
-        "scopes": SCOPES,
-        "created_at": NUMBER,
-        "expires_at": nullable(NUMBER),
-        "revoked_at": nullable(NUMBER),
-    }
-)
-EVENT: Mapping[str, Schema] = MappingProxyType(
-    {"id": INTEGER, "at": NUMBER, "actor": STRING, "action": STRING, "subject": STRING, "details": OBJECT}
-)
+LIMITS: Mapping[str, Schema] = {
+    "requests_per_minute": nullable(POSITIVE),
+    "tokens_per_minute": nullable(POSITIVE),
+    "max_in_flight": nullable(POSITIVE),
+    "max_in_flight_tokens": nullable(POSITIVE),
+    "budget_per_day": nullable(BUDGET),
+    "budget_per_month": nullable(BUDGET),
+}
+TENANT: Mapping[str, Schema] = {
+    "weight": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT},
+    "priority": {"enum": list(get_args(Priority))},
+    "models": array(STRING),
+    "publishes": array(STRING),
+    "limits": record(optional=LIMITS, is_closed=True),
+    "max_n": nullable(POSITIVE),
+    "max_tokens": nullable(POSITIVE),
+    "cors_origins": array(STRING),
+    "cache_group": nullable(STRING),
+    "log_texts": {"type": "number", "minimum": 0, "maximum": 1},
+}
+KEY: Mapping[str, Schema] = {
+    "id": STRING,
+    "tenant": STRING,
+    "scopes": SCOPES,
+    "created_at": NUMBER,
+    "expires_at": nullable(NUMBER),
+    "revoked_at": nullable(NUMBER),
+}
+EVENT: Mapping[str, Schema] = {
+    "id": INTEGER,
+    "at": NUMBER,
+    "actor": STRING,
+    "action": STRING,
+    "subject": STRING,
+    "details": OBJECT,
+}
 
 
 def _list_of(name: str, **beside: Schema) -> Schema:
     return record({"object": {"const": "list"}, "data": array(reference(name)), **beside})
 
 
-ADMIN_SCHEMAS: Mapping[str, Schema] = MappingProxyType(
-    {
-        "Tenant": record({"name": STRING, **TENANT}),
-        "NewTenant": record({"name": STRING}, optional=TENANT, is_closed=True),
-        "TenantChange": record({}, optional={"name": STRING, **TENANT}, is_closed=True),
-        "AllTenants": record({"tenants": array(reference("NewTenant"))}, optional={"dry_run": BOOLEAN}, is_closed=True),
-        "Difference": record({"added": array(reference("Tenant")), "changed": OBJECT, "removed": array(STRING)}),
-        "Removed": record({"removed": STRING}),
-        "TenantList": _list_of("Tenant"),
-        "Key": record(KEY, optional={"is_valid": BOOLEAN}),
-        "KeyList": _list_of("Key"),
-        "NewKey": record(
-            {"tenant": STRING}, optional={"scopes": SCOPES, "lifetime_s": nullable(AMOUNT)}, is_closed=True
-        ),
-        "Rotation": record({}, optional={"overlap_s": nullable({**COUNT, "type": "number"})}, is_closed=True),
-        "ShownKey": record({**KEY, "key": STRING}),
-        "Event": record(EVENT),
-        "EventList": _list_of("Event", has_more=BOOLEAN),
-        "Usage": record(
-            {**dict.fromkeys(COUNTS, COUNT), "engine_seconds": NUMBER, "cost": NUMBER},
-            optional=dict.fromkeys(DIMENSIONS, STRING),
-        ),
-        "UsageList": _list_of("Usage", columns=mapping(STRING)),
-    }
-)
+ADMIN_SCHEMAS: Mapping[str, Schema] = {
+    "Tenant": record({"name": STRING, **TENANT}),
+    "NewTenant": record({"name": STRING}, optional=TENANT, is_closed=True),
+    "TenantChange": record({}, optional={"name": STRING, **TENANT}, is_closed=True),
+    "AllTenants": record({"tenants": array(reference("NewTenant"))}, optional={"dry_run": BOOLEAN}, is_closed=True),
+    "Difference": record({"added": array(reference("Tenant")), "changed": OBJECT, "removed": array(STRING)}),
+    "Removed": record({"removed": STRING}),
+    "TenantList": _list_of("Tenant"),
+    "Key": record(KEY, optional={"is_valid": BOOLEAN}),
+    "KeyList": _list_of("Key"),
+    "NewKey": record({"tenant": STRING}, optional={"scopes": SCOPES, "lifetime_s": nullable(AMOUNT)}, is_closed=True),
+    "Rotation": record({}, optional={"overlap_s": nullable({**COUNT, "type": "number"})}, is_closed=True),
+    "ShownKey": record({**KEY, "key": STRING}),
+    "Event": record(EVENT),
+    "EventList": _list_of("Event", has_more=BOOLEAN),
+    "Usage": record(
+        {**dict.fromkeys(COUNTS, COUNT), "engine_seconds": NUMBER, "cost": NUMBER},
+        optional=dict.fromkeys(DIMENSIONS, STRING),
+    ),
+    "UsageList": _list_of("Usage", columns=mapping(STRING)),
+}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.chat import Conversed, check_continuation, conversation_of
@@ -22,34 +21,31 @@ from serve_app.core.tools import Tool
 
 TEXT = Text(max_chars=lambda terms: terms.limits.max_prompt_chars)
 MODEL = Parameter(Text(), "A model or an adapter; the only one where one is served.")
-CONVERSED: Mapping[str, Parameter] = MappingProxyType(
-    {
-        **{name: each for name, each in declared(Conversed).items() if name != "separate_reasoning"},
-        "tools": declared(Calling)["tools"],
-    }
-)
+CONVERSED: Mapping[str, Parameter] = {
+    **{name: each for name, each in declared(Conversed).items() if name != "separate_reasoning"},
+    "tools": declared(Calling)["tools"],
+}
 ADD_SPECIAL = "Whether special tokens like the beginning of text are added."
-TOKENIZE: Mapping[str, Parameter] = MappingProxyType(
-    {
-        "model": MODEL,
-        "content": Parameter(TEXT, "llama.cpp's name; without special tokens unless asked for."),
-        "prompt": Parameter(TEXT, "vLLM's name; with special tokens unless refused."),
-        **CONVERSED,
-        "add_special": Parameter(FLAG, ADD_SPECIAL),
-        "add_special_tokens": Parameter(FLAG, ADD_SPECIAL),
-        "parse_special": Parameter(FLAG, "Whether the text of a special token is that token."),
-        "with_pieces": Parameter(FLAG, "Every token comes with its piece of the text."),
-        "return_token_strs": Parameter(FLAG, "The pieces come in a list of their own."),
-    }
-)
+TOKENIZE: Mapping[str, Parameter] = {
+    "model": MODEL,
+    "content": Parameter(TEXT, "llama.cpp's name; without special tokens unless asked for."),
+    "prompt": Parameter(TEXT, "vLLM's name; with special tokens unless refused."),
+    **CONVERSED,
+    "add_special": Parameter(FLAG, ADD_SPECIAL),
+    "add_special_tokens": Parameter(FLAG, ADD_SPECIAL),
+    "parse_special": Parameter(FLAG, "Whether the text of a special token is that token."),
+    "with_pieces": Parameter(FLAG, "Every token comes with its piece of the text."),
+    "return_token_strs": Parameter(FLAG, "The pieces come in a list of their own."),
+}
 TEXT_NAMES = ("content", "prompt", "messages")
 """What is cut into tokens, under one of these names."""
-APPLY_TEMPLATE: Mapping[str, Parameter] = MappingProxyType({"model": MODEL, **CONVERSED})
+APPLY_TEMPLATE: Mapping[str, Parameter] = {"model": MODEL, **CONVERSED}
 SPECIAL_NAMES = ("add_special", "add_special_tokens")
 """Names of one parameter, of which one may be sent."""
-DETOKENIZE: Mapping[str, Parameter] = MappingProxyType(
-    {"model": MODEL, "tokens": Parameter(TEXT_IDS, "The tokens whose text is asked for.")}
-)
+DETOKENIZE: Mapping[str, Parameter] = {
+    "model": MODEL,
+    "tokens": Parameter(TEXT_IDS, "The tokens whose text is asked for."),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

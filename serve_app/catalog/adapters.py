@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from serve_app.catalog.digests import digest_of
 from serve_app.catalog.files import (
     MAX_HEADER_BYTES,
     CatalogError,
@@ -61,17 +62,22 @@ def read_records(folder: Path) -> tuple[AdapterRecord, ...]:
     return tuple(read_adapter(entry, root=folder) for entry in entries if entry.is_symlink() or entry.is_dir())
 
 
-def read_published(path: Path, name: str) -> AdapterRecord:
+def read_published(path: Path, name: str, digest: Callable[[Path], str] = digest_of) -> AdapterRecord:
     """Read an adapter that was published under a name, whatever its folder is called, while sequences are computed."""
-    return read_adapter(path, root=path.parent, name=name, max_header_bytes=MAX_PUBLISHED_HEADER_BYTES)
+    return read_adapter(path, root=path.parent, name=name, max_header_bytes=MAX_PUBLISHED_HEADER_BYTES, digest=digest)
 
 
 def read_adapter(
-    path: Path, *, root: Path, name: str | None = None, max_header_bytes: int = MAX_HEADER_BYTES
+    path: Path,
+    *,
+    root: Path,
+    name: str | None = None,
+    max_header_bytes: int = MAX_HEADER_BYTES,
+    digest: Callable[[Path], str] = digest_of,
 ) -> AdapterRecord:
     """Read one adapter's configuration and header, and digest its files; links may not lead out of `root`.
 
-    name: None is the folder's own
+    name: None is the folder's own;  digest: of the weights' file
     """
     name = name or os.fsencode(path.name).decode("utf-8", "backslashreplace")
     version = ""
@@ -84,7 +90,8 @@ def read_adapter(
         config_path = _config_path(path, root=root)
         weights_path = _weights_path(path, root=root)
         fields = read_json_object(config_path, max_bytes=MAX_CONFIG_BYTES)
-        version = _digest(config_path, weights_path)
+        weights_digest = digest(weights_path)
+        version = _version(config_path, weights_digest)
         created = int(weights_path.stat().st_mtime)
         _check_kind(fields)
         tensors = _shapes(read_header(weights_path, max_bytes=max_header_bytes))
@@ -93,7 +100,14 @@ def read_adapter(
     except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, on resolving
         return AdapterRecord(name=name, path=path, version=version, reason=f"its files cannot be read: {error}")
     return AdapterRecord(
-        name=name, path=path, version=version, weights=weights_path, fields=fields, tensors=tensors, created=created
+        name=name,
+        path=path,
+        version=version,
+        weights=weights_path,
+        weights_digest=weights_digest,
+        fields=fields,
+        tensors=tensors,
+        created=created,
     )
 
 
@@ -105,7 +119,7 @@ def read_version(path: Path, *, root: Path) -> str:
     config_path, weights_path = _config_path(path, root=root), _weights_path(path, root=root)
     if config_path.stat().st_size > MAX_CONFIG_BYTES:
         raise CatalogError(f"{CONFIG} is larger than {MAX_CONFIG_BYTES} bytes")
-    return _digest(config_path, weights_path)
+    return _version(config_path, digest_of(weights_path))
 
 
 def _config_path(path: Path, *, root: Path) -> Path:
@@ -157,10 +171,7 @@ def _shapes(header: Mapping[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
     return {name: info.shape for name, info in header.items()}
 
 
-def _digest(*paths: Path) -> str:
-    """Digest the contents of files, each by itself, so that no bytes can move from one to the next."""
-    whole = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            whole.update(hashlib.file_digest(file, "sha256").digest())
-    return whole.hexdigest()[:NUM_VERSION_CHARS]
+def _version(config_path: Path, weights_digest: str) -> str:
+    """Digest both files, each by itself, so that no bytes can move from one to the other."""
+    both = bytes.fromhex(digest_of(config_path) + weights_digest)
+    return hashlib.sha256(both).hexdigest()[:NUM_VERSION_CHARS]

@@ -19,7 +19,7 @@ PLACE, BYTES = "SERVE_APP_ADAPTER_CACHE", "SERVE_APP_ADAPTER_CACHE_BYTES"
 """Variables of each machine's environment: the folder, and how large it may grow."""
 DEFAULT_PLACE = "~/.cache/serve_app/adapters"
 DEFAULT_BYTES = 20 * 2**30
-LOCKS = ".locks"
+LOCKS, DIGESTS = ".locks", ".digests"
 UNFINISHED = "unfinished-"
 NUM_KEY_DIGITS = 15
 """Hexadecimal digits of a digest that tell its lock from others."""
@@ -52,7 +52,7 @@ class AdapterCache:
         written = environ.get(BYTES, str(DEFAULT_BYTES))
         if not written.isdecimal():
             raise CatalogError(f"{BYTES} must be a number of bytes; found {written[:40]!r}")
-        return cls(Path(environ.get(PLACE) or DEFAULT_PLACE).expanduser(), int(written))
+        return cls(place_in(environ), int(written))
 
     def hold(self, version: str) -> Path | None:
         """Return the folder of a version and keep others from removing it; None if it is not there."""
@@ -177,6 +177,11 @@ class AdapterCache:
             self._descriptor = os.open(self.place / LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         wanted = struct.pack("hhqqi", kind, os.SEEK_SET, key, 1, 0)
         fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLKW if waits else fcntl.F_OFD_SETLK, wanted)
+
+
+def place_in(environ: Mapping[str, str]) -> Path:
+    """Return the folder that the environment names."""
+    return Path(environ.get(PLACE) or DEFAULT_PLACE).expanduser()
 
 
 def _key(version: str) -> int:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from serve_app.catalog.adapters import read_published, read_version
-from serve_app.catalog.cache import AdapterCache
+from serve_app.catalog.cache import DIGESTS, AdapterCache, place_in
+from serve_app.catalog.digests import Digests
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.sources import is_address
 from serve_app.core.cards import AdapterRecord
@@ -43,6 +44,7 @@ class PublishedFiles:
         self._environ = os.environ if environ is None else environ
         self._fetch_s = fetch_s
         self._opened: AdapterCache | None = None
+        self._digests = Digests(place_in(self._environ) / DIGESTS)
 
     def read(self, path: str, name: str, version: str) -> AdapterRecord:
         """Read a version of an adapter; a record of another version where the files have changed.
@@ -50,13 +52,13 @@ class PublishedFiles:
         What is wrong with the files is in the record. Raises InvalidRequest and Unavailable for what cannot be fetched.
         """
         if not is_address(path):
-            return read_published(Path(path), name)
+            return read_published(Path(path), name, self._digests.of)
         with self._failing() as cache:
-            found = _kept(cache, name, version)
+            found = self._kept(cache, name, version)
             if found is not None:
                 return found
             with cache.alone(version):  # others of this machine that want it wait, and find it
-                if (found := _kept(cache, name, version)) is not None:
+                if (found := self._kept(cache, name, version)) is not None:
                     return found
                 told, folder = self._fetch(cache, path, wanted=version)
             if folder is None:
@@ -78,6 +80,16 @@ class PublishedFiles:
         """Release everything."""
         if self._opened is not None:
             self._opened.close()
+
+    def _kept(self, cache: AdapterCache, name: str, version: str) -> AdapterRecord | None:
+        """Return what the cache has of a version, and hold it; None if it is not there, or not what it was."""
+        folder = cache.hold(version)
+        record = None if folder is None else read_published(folder, name, self._digests.of)
+        if record is None or record.version == version:
+            return record
+        logger.warning("the cached files of adapter version %s are damaged", version)
+        cache.release(version)
+        return None
 
     def _fetch(self, cache: AdapterCache, url: str, *, wanted: str | None = None) -> tuple[str, Path | None]:
         """Return version and folder of what lies at an address; no folder where another version is wanted."""
@@ -130,17 +142,6 @@ class PublishedFiles:
         except OSError as error:
             logger.error("the cache of adapters: %s", error)
             raise _unreached(f"the cache of adapters on that machine cannot be used ({error.strerror})") from None
-
-
-def _kept(cache: AdapterCache, name: str, version: str) -> AdapterRecord | None:
-    """Return what the cache has of a version, and hold it; None if it is not there, or not what it was."""
-    folder = cache.hold(version)
-    record = None if folder is None else read_published(folder, name)
-    if record is None or record.version == version:
-        return record
-    logger.warning("the cached files of adapter version %s are damaged", version)
-    cache.release(version)
-    return None
 
 
 def _drop_damaged(cache: AdapterCache, version: str) -> None:

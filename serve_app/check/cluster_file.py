@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from types import MappingProxyType
 from typing import Any
 
 from ray.serve import Deployment
@@ -17,7 +16,7 @@ from serve_app.catalog.resolve import PIN, Catalog
 from serve_app.catalog.sources import is_address, missing_library, parse_source
 from serve_app.check.blueprint import Blueprint, BuilderUnusable, read_blueprint
 from serve_app.check.document import Document, Finding, Path, Severity, UnreadableYaml, read_document, spelled
-from serve_app.check.door import check_door, deployments_of, routers_of
+from serve_app.check.door import check_door, router_configs, routers_of
 from serve_app.check.folders import check_device, check_model
 from serve_app.check.keys import nearest, refused_open_values, refused_values, unknown_keys
 from serve_app.check.memory import (
@@ -26,17 +25,16 @@ from serve_app.check.memory import (
     asks_of,
     check_devices,
     check_memory,
+    check_scaling,
     check_schedule,
     reservation,
     this_machine,
 )
-from serve_app.check.scaling import check_scaling
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import ServeError
-from serve_app.deployments.apps import ROUTER_DEPLOYMENT
 from serve_app.deployments.arguments import ModelArgs
 
-UNKNOWN: Mapping[str, str] = MappingProxyType({})
+UNKNOWN: Mapping[str, str] = {}
 """Of an environment of which nothing is known."""
 EVERY_MODEL = "*"
 ON_SEVERAL_MACHINES = "EveryNode"
@@ -204,24 +202,19 @@ def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[F
         yield Finding(path=("applications",), message=message)
     cards = {args.name: _card(args) for args in models}  # a name that is given twice is told already
     for path, application in routers if models else ():
-        for index, deployment in deployments_of(application, ROUTER_DEPLOYMENT):
-            config = deployment.get("user_config")
-            if isinstance(config, dict):
-                here = (*path, "deployments", index, "user_config")
-                yield from _check_aliases(_named(config.get("aliases")), list(cards.values()), (*here, "aliases"))
-                yield from _check_prices(config.get("prices"), list(cards.values()), (*here, "prices"))
+        for here, config in router_configs(application, path):
+            yield from _check_aliases(_named(config.get("aliases")), list(cards.values()), (*here, "aliases"))
+            yield from _check_prices(config.get("prices"), list(cards.values()), (*here, "prices"))
 
 
 def check_roots(data: dict[str, Any]) -> Iterator[Finding]:
     """Yield a note or a warning for each address below which adapters may be published: can this machine fetch it?"""
     for path, application in routers_of(data):
-        for index, deployment in deployments_of(application, ROUTER_DEPLOYMENT):
-            config = deployment.get("user_config")
-            roots = config.get("adapter_roots") if isinstance(config, dict) else None
+        for here, config in router_configs(application, path):
+            roots = config.get("adapter_roots")
             for number, root in enumerate(roots if isinstance(roots, list) else ()):
-                here = (*path, "deployments", index, "user_config", "adapter_roots", number)
                 if isinstance(root, str) and is_address(root):
-                    yield from _check_root(root, here)
+                    yield from _check_root(root, (*here, "adapter_roots", number))
 
 
 def _check_root(root: str, path: Path) -> Iterator[Finding]:

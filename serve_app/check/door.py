@@ -135,10 +135,15 @@ def _store_of(application: dict[str, Any]) -> object:
 
 
 def _auth_of(application: dict[str, Any]) -> object:
-    for _, deployment in deployments_of(application, ROUTER_DEPLOYMENT):
+    return next((config.get("auth") for _, config in router_configs(application, ())), None)
+
+
+def router_configs(application: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the router's settings in an application at that path, and where they are written."""
+    for index, deployment in deployments_of(application, ROUTER_DEPLOYMENT):
         config = deployment.get("user_config")
-        return config.get("auth") if isinstance(config, dict) else None
-    return None
+        if isinstance(config, dict):
+            yield (*path, "deployments", index, "user_config"), config
 
 
 def deployments_of(application: Mapping[str, Any], name: str) -> Iterator[tuple[int, dict[str, Any]]]:

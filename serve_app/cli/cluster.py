@@ -1,4 +1,4 @@
-"""Runs a new local cluster that serves a file, in a process of its own, until it is interrupted."""
+"""Serves a file in a new local cluster or in one that runs, in a process of its own, until it is interrupted."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ TELL_S = 0.5
 TELL_SETTLED_S = 5.0
 """Where all run. To ask takes 30 ms of this process, which checks every setting anew."""
 RUNNING = "RUNNING"
+LOCAL = "local"
 LOOPBACK = "127.0.0.1"
 """Where the service listens if no host is written; HAProxy itself would bind every interface."""
 ROUTER_DEPLOYMENT = "Router"
@@ -34,12 +35,14 @@ FAREWELL_POLL_S = 0.2
 INTERRUPT_AGAIN_S = 0.1
 
 
-def main(file: str, port: int, events: int, parent: int, *, has_dashboard: bool) -> None:
+def main(address: str, file: str, port: int, events: int, parent: int, *, has_dashboard: bool) -> None:
     """Serve the file on the port.
+
+    address: of the Ray cluster; `local` starts one
 
     events: the descriptor that how far it came is written to, a JSON object on each line
     parent: who started us; when it dies, we are interrupted
-    has_dashboard: Ray's dashboard is ten processes, 0.2 GB and, on two cores, 4 to 5 s of the start
+    has_dashboard: of a cluster that is started: ten processes, 0.2 GB and, on two cores, 4 to 5 s of the start
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
     _be_interrupted_with(parent)
@@ -49,11 +52,21 @@ def main(file: str, port: int, events: int, parent: int, *, has_dashboard: bool)
     from ray.serve.scripts import cli
 
     # never a cluster that happens to run already, as `serve run` would
-    ray.init(address="local", namespace="serve", include_dashboard=has_dashboard)
+    ray.init(address=address, namespace="serve", include_dashboard=has_dashboard if address == LOCAL else None)
+    if address != LOCAL:
+        _refuse_what_serves()
     _start(file, port)
     threading.Thread(target=_tell, args=(events,), name="events", daemon=True).start()
     say_farewell_first(_let_routers_go)
     cli.main(args=["run", file])
+
+
+def _refuse_what_serves() -> None:
+    """What is served already would end with us."""
+    from ray import serve
+
+    if names := ", ".join(sorted(serve.status().applications)):
+        raise RuntimeError(f"The cluster serves {names} already; `serve deploy` of the new file changes that.")
 
 
 def _start(file: str, port: int) -> None:
@@ -220,4 +233,4 @@ def _be_interrupted_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[2], *map(int, sys.argv[3:]), has_dashboard=bool(int(sys.argv[1])))
+    main(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:]), has_dashboard=bool(int(sys.argv[1])))

@@ -34,10 +34,14 @@ def up(
     fast: Fast = False,
     port: Port = None,
     dashboard: Dashboard = False,
+    address: Annotated[
+        str | None,
+        typer.Option("--address", metavar="HOST:PORT", help="Of a Ray cluster to serve it in; auto is this machine's."),
+    ] = None,
     log: Log = None,
     as_json: AsJson = False,
 ) -> int:
-    """Start a local cluster and serve a cluster file until Ctrl-C."""
+    """Start a local cluster, or take one that runs, and serve a cluster file until Ctrl-C."""
     from serve_app.check.cluster_file import check_file  # imports Ray, which takes its time
     from serve_app.cli.up import serve_until_interrupted
 
@@ -49,7 +53,9 @@ def up(
         _say_report(file, report)
     if not report.is_sound:
         return Exit.FAILED
-    return serve_until_interrupted(file, port=port, has_dashboard=dashboard, log=log, as_json=as_json)
+    return serve_until_interrupted(
+        file, port=port, has_dashboard=dashboard, at=address or "local", log=log, as_json=as_json
+    )
 
 
 def down(
@@ -84,14 +90,18 @@ def doctor(
     url: Annotated[
         str | None, typer.Option("--url", help="Where clients reach it, as behind TLS. Usually as in the file.")
     ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option("--cluster", metavar=SWITCH, help="Look at every node of the Ray cluster instead: what differs."),
+    ] = False,
     fast: Fast = False,
     as_json: AsJson = False,
 ) -> int:
     """Look at what a running service lets in, and say how to mend it."""
-    from serve_app.cli.doctor.report import run  # imports Ray, which takes its time
+    from serve_app.cli.doctor import differences, report  # imports Ray, which takes its time
 
     _say_of_fast(fast)
-    return run(file, url=url, as_json=as_json)
+    return differences.run(file, as_json=as_json) if cluster else report.run(file, url=url, as_json=as_json)
 
 
 def env(fast: Fast = False, as_json: AsJson = False) -> int:

@@ -101,11 +101,16 @@ def another_haproxy(base: Mapping[str, str]) -> str | None:
     return None if named == str(IN_PLACE) else named
 
 
-def environment(base: Mapping[str, str], *, has_haproxy: bool, port: int | None = None) -> dict[str, str]:
-    """Return what a local cluster's processes are started with; what the caller has set already stays.
+def environment(
+    base: Mapping[str, str], *, has_haproxy: bool, port: int | None = None, is_local: bool = True
+) -> dict[str, str]:
+    """Return what a cluster's processes are started with; what the caller has set already stays.
 
-    port: that the service itself is to listen on
+    port:     that the service itself is to listen on
+    is_local: whether no other machine joins the cluster
     """
+    if not is_local:
+        return {each.name: each.value for each in cluster_settings(base, has_haproxy=has_haproxy)} | dict(base)
     settings = (*LOCAL_SETTINGS, *cluster_settings(base, has_haproxy=has_haproxy))
     return {each.name: each.value for each in settings} | (_free_ports(port) if has_haproxy else {}) | dict(base)
 

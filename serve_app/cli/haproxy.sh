@@ -7,8 +7,8 @@ before=
 for word do
     shift
     if [ "$before" = -f ]; then
-        sed -e 's/^\( *bind \)\*\{0,1\}\(:[0-9][0-9]*\)/\1127.0.0.1\2/' -e 's/^defaults$/&\n    timeout http-request 20s/' \
-            "$word" >"$word.loopback"
+        sed -e '/^\(frontend prometheus\|listen stats\)$/,/bind/s/^\( *bind \)\*\{0,1\}\(:[0-9][0-9]*\)/\1127.0.0.1\2/' \
+            -e 's/^defaults$/&\n    timeout http-request 20s/' "$word" >"$word.loopback"
         word=$word.loopback
     fi
     set -- "$@" "$word"

@@ -13,7 +13,7 @@ from serve_app.cli.offering import URL, AsJson, Key, Url, service
 from serve_app.cli.screen import CommandFailed, Exit, console, is_watched, say, say_json, table
 
 if TYPE_CHECKING:
-    from serve_app.check.single import FolderReport
+    from serve_app.check.folders import FolderReport
 
 GIB = 1 << 30
 NEXT = "Serve it: set `path` in the args of an application of cluster.yaml, then `serve_app check`."
@@ -48,7 +48,7 @@ def check_model(
     as_json: AsJson = False,
 ) -> int:
     """Say whether a model's folder can be served, and what it takes of memory; loads nothing."""
-    from serve_app.check.single import check_model_folder
+    from serve_app.check.folders import check_model_folder
 
     return _told([check_model_folder(path, dtype=dtype)], NEXT, as_json=as_json)
 
@@ -83,7 +83,7 @@ def check_adapter(
 ) -> int:
     """Say whether an adapter's folder, or a folder of adapters, can be served; loads nothing."""
     from serve_app.catalog.files import CatalogError
-    from serve_app.check.single import check_adapters
+    from serve_app.check.folders import check_adapters
 
     try:
         reports = check_adapters(path, model)

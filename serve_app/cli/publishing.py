@@ -143,7 +143,8 @@ def _canary(canary: dict[str, Any]) -> str:
     divergence = "" if canary["divergence"] is None else f", divergence {canary['divergence']:.3g}"
     counted = canary["counted"]
     shown = f"{counted['requests']} requests, {counted['errors']} failed{divergence}"
-    return f"{_short(canary['version'])} at {100 * canary['share']:.4g}% of requests ({shown})"
+    held = "" if canary["held"] is None else f"; held: {canary['held']}"
+    return f"{_short(canary['version'])} at {100 * canary['share']:.4g}% of requests ({shown}{held})"
 
 
 def _short(version: object) -> str:

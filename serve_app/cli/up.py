@@ -1,4 +1,4 @@
-"""Starts a local cluster that serves a file, tells how it comes along, watches it, and ends it; ends former ones."""
+"""Serves a file in a new cluster or one that runs, tells how it comes along, watches it, ends it; ends former ones."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from serve_app.api.paths import Path as Route
 from serve_app.check.document import Finding, Severity
 from serve_app.check.ray_environment import is_behind_haproxy
 from serve_app.cli.address import Address, address_of, args_of, read_cluster_file
+from serve_app.cli.cluster import LOCAL
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
 from serve_app.cli.log_file import telling as telling_lines
@@ -59,6 +60,7 @@ class Cluster:
 
     log: where what they say goes; None is our own output
     writing: what brings it there
+    has_core: whether Ray's own processes are of the run
     """
 
     process: subprocess.Popen[bytes]
@@ -67,6 +69,7 @@ class Cluster:
     events: Events
     log: Path | None
     writing: threading.Thread | None = None
+    has_core: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +85,15 @@ def serve_until_interrupted(
     *,
     port: int | None = None,
     has_dashboard: bool = False,
+    at: str = LOCAL,
     log: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Serve the file in a new local cluster; the exit code is 0 where it was ended by a person. Raises CommandFailed.
+    """Serve the file in a cluster; the exit code is 0 where it was ended by a person. Raises CommandFailed.
 
     port: in the place of the file's own
     has_dashboard: whether Ray's own runs beside it
+    at: the address of the Ray cluster, which has a proxy on this machine; `local` starts one
     log: where its processes' lines go; None is this port's own file, and "-" is here
     """
     address = address_of(file, port)
@@ -97,12 +102,13 @@ def serve_until_interrupted(
     path = log_path(address, log)
     told = telling(as_json=as_json, has_log=path is not None)
     has_haproxy = is_behind_haproxy(read_cluster_file(Path(file)), os.environ)
-    _tell_environment(has_haproxy=has_haproxy, is_quiet=as_json)
+    if at == LOCAL:
+        _tell_environment(has_haproxy=has_haproxy, is_quiet=as_json)
     _be_interrupted_by_signals()
     run = f"{address.port}-{uuid.uuid4().hex[:12]} {origin_of(file)}"
     guard = start_guard(run)
     try:
-        cluster = _start(file, run, address, path, has_haproxy=has_haproxy, has_dashboard=has_dashboard)
+        cluster = _start(file, run, address, path, at, has_haproxy=has_haproxy, has_dashboard=has_dashboard)
         return _serve(cluster, Path(file), told)
     finally:
         told.end()
@@ -155,12 +161,12 @@ def _tell_environment(*, has_haproxy: bool, is_quiet: bool) -> None:
 
 
 def _start(
-    file: str, run: str, address: Address, log: Path | None, *, has_haproxy: bool, has_dashboard: bool
+    file: str, run: str, address: Address, log: Path | None, at: str, *, has_haproxy: bool, has_dashboard: bool
 ) -> Cluster:
     """Start the cluster in a session of its own: a Ctrl-C reaches us alone, and we pass it on once."""
     ours, theirs = os.pipe()
-    words = (str(int(has_dashboard)), file, str(address.port), str(theirs), str(os.getpid()))
-    told = environment(os.environ, has_haproxy=has_haproxy, port=address.port) | {RUN_VARIABLE: run}
+    words = (str(int(has_dashboard)), at, file, str(address.port), str(theirs), str(os.getpid()))
+    settings = environment(os.environ, has_haproxy=has_haproxy, port=address.port, is_local=at == LOCAL)
     output = writing = None
     if log is not None:
         lines, output = os.pipe()
@@ -169,7 +175,7 @@ def _start(
     try:
         process = subprocess.Popen(
             command(SERVING_MODULE, *words),
-            env=variables(told),
+            env=variables(settings | {RUN_VARIABLE: run}),
             start_new_session=True,
             pass_fds=[theirs],
             stdout=output,
@@ -178,7 +184,15 @@ def _start(
     finally:
         for descriptor in (theirs, *([] if output is None else [output])):
             os.close(descriptor)
-    return Cluster(process=process, run=run, address=address, events=Events(ours), log=log, writing=writing)
+    return Cluster(
+        process=process,
+        run=run,
+        address=address,
+        events=Events(ours),
+        log=log,
+        writing=writing,
+        has_core=at == LOCAL,
+    )
 
 
 def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
@@ -204,7 +218,7 @@ def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
     while cluster.process.poll() is None:
         if lost := [program for program, process in core.items() if not is_running(process)]:
             return Loss(what=f"Ray's {' and '.join(lost)} died")
-        if core.keys() != CORE_PROGRAMS:
+        if cluster.has_core and core.keys() != CORE_PROGRAMS:
             core = {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
         for event in cluster.events.new():
             told.update(startup.update(event, time.monotonic()))

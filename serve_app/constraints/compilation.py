@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from math import prod
 from multiprocessing.connection import Connection
 from random import Random
-from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -21,8 +20,13 @@ from llguidance import LLMatcher, LLTokenizer
 from serve_app.constraints.gbnf import quoted, read_gbnf, to_lark
 from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
 from serve_app.constraints.limits import ConstraintLimits, Refusal, check_length, parser_limits, shortest_match
-from serve_app.constraints.structural_tag import structural_tag_to_lark
-from serve_app.constraints.tool_calls import Special, relaxed, schemas_in, tool_calls_to_lark
+from serve_app.constraints.structural_tag import (
+    Special,
+    relaxed,
+    schemas_in,
+    structural_tag_to_lark,
+    tool_calls_to_lark,
+)
 from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.request import ConstraintKind
 from serve_app.sandbox.child import Work, bound_memory, bound_time, send_pid
@@ -34,7 +38,7 @@ NUM_FOLLOWED_RULES = 128
 before it is answered."""
 ALLOWING = re.compile(rb"[^\0]")
 NOTHING_FITS = "no text satisfies it"
-NO_SPECIAL: Special = MappingProxyType({})
+NO_SPECIAL: Special = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,7 +292,6 @@ def prepare(first: tuple[Vocabulary, ConstraintLimits]) -> Work:
 
 def _answer(job: dict[str, Any], tokenizer: LLTokenizer, vocabulary: Vocabulary) -> dict[str, object]:
     try:
-        grammar = compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special))
+        return asdict(compile_source(job["kind"], job["source"], tokenizer, dict(vocabulary.special)))
     except Refusal as refusal:
         return {"refused": refusal.message, "path": refusal.path}
-    return {"grammar": grammar.text, "formats": grammar.formats, "has_rules": grammar.has_rules}

@@ -30,17 +30,17 @@ Key = tuple[str, bytes]
 """The salt of the tenants that may find it, and the digest of what was compiled."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Compiled:
     """A constraint in the vocabulary of one model; texts begin from copies of it."""
 
-    def __init__(self, matcher: LLMatcher, *, num_words: int, formats: tuple[str, ...]) -> None:
-        self._matcher = matcher
-        self._num_words = num_words
-        self._formats = formats
+    first: LLMatcher
+    num_words: int
+    formats: tuple[str, ...]
 
     def matcher(self) -> Matcher:
         """Return a matcher at the beginning of a text; takes some microseconds."""
-        return Matcher(self._matcher.deep_copy(), num_words=self._num_words, formats=self._formats)
+        return Matcher(self.first.deep_copy(), num_words=self.num_words, formats=self.formats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Compiler:
         matcher = build_matcher(grammar.text, self._tokenizer, has_rules=grammar.has_rules)
         if matcher.is_error():
             raise Refusal("it cannot be compiled a second time")
-        return Compiled(matcher, num_words=self._vocabulary.num_words, formats=grammar.formats)
+        return Compiled(first=matcher, num_words=self._vocabulary.num_words, formats=grammar.formats)
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
@@ -276,7 +276,7 @@ class Trials:
                 raise self._ended(constraint, seconds, wall_s) from error
         if "refused" in answer:
             raise Refusal(str(answer["refused"]), str(answer["path"]))
-        return Grammar(text=answer["grammar"], formats=tuple(answer["formats"]), has_rules=bool(answer["has_rules"]))
+        return Grammar(**{**answer, "formats": tuple(answer["formats"])})
 
     def close(self) -> None:
         """End the process; trials that run end with it or by their own clocks."""

@@ -6,7 +6,6 @@ Nothing is ever fetched.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
 
@@ -38,23 +37,21 @@ MOST_EXACT = 2**63
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 TYPE_NAMES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 
-SHAPES: Mapping[str, tuple[Check, str]] = MappingProxyType(
-    {
-        "type": (
-            lambda value: bool(value) and set(value if isinstance(value, list) else [str(value)]) <= TYPE_NAMES,
-            f"one of {', '.join(sorted(TYPE_NAMES))}, or a list of them",
-        ),
-        "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
-        "const": (lambda value: True, "a value"),
-        "required": (_are_texts, "a list of names"),
-        "pattern": (_is_text, "a string"),
-        "format": (_is_text, "a string"),
-        "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-        **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
-        **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number, or a boolean")),
-        **dict.fromkeys(COUNTS, (_is_count, "a whole number of at least 0")),
-    }
-)
+SHAPES: Mapping[str, tuple[Check, str]] = {
+    "type": (
+        lambda value: bool(value) and set(value if isinstance(value, list) else [str(value)]) <= TYPE_NAMES,
+        f"one of {', '.join(sorted(TYPE_NAMES))}, or a list of them",
+    ),
+    "enum": (lambda value: isinstance(value, list) and bool(value), "a list of values"),
+    "const": (lambda value: True, "a value"),
+    "required": (_are_texts, "a list of names"),
+    "pattern": (_is_text, "a string"),
+    "format": (_is_text, "a string"),
+    "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
+    **dict.fromkeys(("minimum", "maximum"), (_is_number, "a number")),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_is_number, "a number, or a boolean")),
+    **dict.fromkeys(COUNTS, (_is_count, "a whole number of at least 0")),
+}
 """Keywords that hold no schemas, by what they must hold."""
 
 SCHEMA_LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
@@ -69,20 +66,18 @@ def _is_anything(value: Any) -> bool:
     return value is True or value == {}
 
 
-UNENFORCED: Mapping[str, Check] = MappingProxyType(
-    {
-        "contains": lambda value: False,
-        "if": lambda value: True,  # counts for nothing without the two that follow
-        "then": _is_anything,
-        "else": _is_anything,
-        "dependentRequired": _is_nothing,
-        "dependentSchemas": _is_nothing,
-        "dependencies": _is_nothing,
-        "unevaluatedItems": _is_anything,
-        "$dynamicRef": lambda value: False,
-        "x-guidance": lambda value: False,  # would change the rules of the library itself
-    }
-)
+UNENFORCED: Mapping[str, Check] = {
+    "contains": lambda value: False,
+    "if": lambda value: True,  # counts for nothing without the two that follow
+    "then": _is_anything,
+    "else": _is_anything,
+    "dependentRequired": _is_nothing,
+    "dependentSchemas": _is_nothing,
+    "dependencies": _is_nothing,
+    "unevaluatedItems": _is_anything,
+    "$dynamicRef": lambda value: False,
+    "x-guidance": lambda value: False,  # would change the rules of the library itself
+}
 """Keywords that cannot be enforced, by which of their values change nothing."""
 
 
@@ -125,26 +120,24 @@ def unenforced(name: str, path: str, when: str = "") -> Refusal:
 
 _LOCAL = r"[A-Za-z0-9_'+\-]"
 
-KNOWN: Mapping[str, str] = MappingProxyType(
-    {
-        # pydantic, of a Decimal: at least one digit, around at most one point
-        r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
-        # zod 4, of z.email(): no point first, none beside another
-        r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
-            rf"^({_LOCAL}+\.)*{_LOCAL}*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
-        ),
-        # zod 3, of z.string().email()
-        r"^(?!\.)(?!.*\.\.)([A-Z0-9_'+\-\.]*)[A-Z0-9_+-]@([A-Z0-9][A-Z0-9\-]*\.)+[A-Z]{2,}$": (
-            r"^([A-Z0-9_'+\-]+\.)*[A-Z0-9_'+\-]*[A-Z0-9_+\-]@([A-Z0-9][A-Z0-9\-]*\.)+[A-Z]{2,}$"
-        ),
-        # zod 4, of z.iso.duration(): weeks alone, or a part of a date or a time at least
-        r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
-            r"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)(T{time})?|T{time})$".replace(
-                "{time}", r"(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S)"
-            )
-        ),
-    }
-)
+KNOWN: Mapping[str, str] = {
+    # pydantic, of a Decimal: at least one digit, around at most one point
+    r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d+\.?\d*|\.\d+)$",
+    # zod 4, of z.email(): no point first, none beside another
+    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
+        rf"^({_LOCAL}+\.)*{_LOCAL}*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
+    ),
+    # zod 3, of z.string().email()
+    r"^(?!\.)(?!.*\.\.)([A-Z0-9_'+\-\.]*)[A-Z0-9_+-]@([A-Z0-9][A-Z0-9\-]*\.)+[A-Z]{2,}$": (
+        r"^([A-Z0-9_'+\-]+\.)*[A-Z0-9_'+\-]*[A-Z0-9_+\-]@([A-Z0-9][A-Z0-9\-]*\.)+[A-Z]{2,}$"
+    ),
+    # zod 4, of z.iso.duration(): weeks alone, or a part of a date or a time at least
+    r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
+        r"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)(T{time})?|T{time})$".replace(
+            "{time}", r"(\d+H(\d+M)?(\d+([.,]\d+)?S)?|\d+M(\d+([.,]\d+)?S)?|\d+([.,]\d+)?S)"
+        )
+    ),
+}
 
 
 ROOT = "#"

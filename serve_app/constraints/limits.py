@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from llguidance import LLParserLimits
@@ -70,19 +69,17 @@ def parser_limits(*, has_rules: bool = False) -> LLParserLimits:
     )
 
 
-LANGUAGES: Mapping[ConstraintKind, str] = MappingProxyType(
-    {
-        "json_schema": "a JSON schema",
-        "compact_json": "a JSON schema",
-        "choice": "a list of texts",
-        "gbnf": "a grammar in GBNF",
-        "regex": "a regular expression",
-        "lark": "a grammar in Lark",
-        "llguidance": "a grammar of llguidance",
-        "structural_tag": "a structural tag",
-        "tools": "JSON schemas of arguments",
-    }
-)
+LANGUAGES: Mapping[ConstraintKind, str] = {
+    "json_schema": "a JSON schema",
+    "compact_json": "a JSON schema",
+    "choice": "a list of texts",
+    "gbnf": "a grammar in GBNF",
+    "regex": "a regular expression",
+    "lark": "a grammar in Lark",
+    "llguidance": "a grammar of llguidance",
+    "structural_tag": "a structural tag",
+    "tools": "JSON schemas of arguments",
+}
 
 
 class Refusal(Exception):
@@ -161,15 +158,12 @@ class _Schemas:
     def _of_types(self, schema: dict[str, Any], path: str) -> int:
         types = schema.get("type")
         lengths = {
-            "string": self._of_string(schema),
+            "string": 2 + max(int(schema.get("minLength", 0)), shortest_match(schema.get("pattern", ""))),
             "array": self._of_array(schema, path),
             "object": self._of_object(schema, path),
         }
         wanted = types if isinstance(types, list) else [types]
         return min(lengths.get(str(each), 1) for each in wanted)
-
-    def _of_string(self, schema: dict[str, Any]) -> int:
-        return 2 + max(int(schema.get("minLength", 0)), shortest_match(schema.get("pattern", "")))
 
     def _of_array(self, schema: dict[str, Any], path: str) -> int:
         least = int(schema.get("minItems", 0))

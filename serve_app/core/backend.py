@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Protocol
 
 from serve_app.core.adapters import AdapterSet
@@ -12,7 +11,7 @@ from serve_app.core.delta import Frame
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
+NOTHING: Mapping[str, int] = {}
 
 LONG_TEXT = 32_768
 """Characters and ids of all prompts of a call together. Longer texts may wait for other callers' long texts."""
@@ -30,38 +29,30 @@ class Backend(Protocol):
 
         heard: by replica, until when the router has heard its news
         """
-        ...
 
     def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames to the router until it leaves. A second attach of the same router ends the first."""
-        ...
 
     async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
         """Accept all requests or none. Raises ServeError if it refuses any; then it has started none."""
-        ...
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         """Abort requests; no delta follows for them. Ignore unknown and finished ones."""
-        ...
 
     async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
         """Take requests out of the batch until they are resumed, as their reader is slow.
 
         They keep what they have generated. Deltas of a running step still follow. Ignore unknown and finished ones.
         """
-        ...
 
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
         """Let paused requests go on."""
-        ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Tokenize a text or a rendered conversation. Raises Overloaded, InvalidRequest."""
-        ...
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, special tokens by name. Raises Overloaded."""
-        ...
 
     async def stage_adapter(self, name: str, path: str, version: str) -> AdapterCard:
         """Read and try an adapter beside what is served. Names mean what they meant; the same version is staged once.
@@ -69,7 +60,6 @@ class Backend(Protocol):
         path: its folder, absolute;  version: digest that its files must have
         Raises InvalidRequest with the reason for which it cannot be served, and Overloaded where there is no room.
         """
-        ...
 
     async def apply_adapters(self, published: AdapterSet) -> ModelCard:
         """Let names mean what this set says, and return the card as it is then. Running requests keep their versions.
@@ -77,7 +67,6 @@ class Backend(Protocol):
         An older revision than the applied one changes nothing. An adapter that cannot be served is on the card with
         the reason.
         """
-        ...
 
 
 def has_images(request: GenerationRequest) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from serve_app.core.delta import Load
@@ -40,7 +39,7 @@ class Scale:
     draining: int
 
 
-NO_SCALES: Mapping[str, Scale] = MappingProxyType({})
+NO_SCALES: Mapping[str, Scale] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +189,7 @@ class ModelCard:
     dialect: of requests to it that name none; None is the service's own
     max_num_sequences, max_waiting: how many sequences one replica computes together, and how many more it queues
     kv_cache_bytes: what one replica may hold in keys and values
+    block_size: tokens of one block of those; 0 if unknown
     staged: adapters in versions that their names do not mean, which requests can pin: those before the last change
         and those in use
     adapters_revision: of the `AdapterSet` that was applied last; 0 before the first
@@ -222,6 +222,7 @@ class ModelCard:
     max_num_sequences: int = 0
     max_waiting: int = 0
     kv_cache_bytes: int = 0
+    block_size: int = 0
     staged: tuple[AdapterCard, ...] = ()
     adapters_revision: int = 0
     adapters_root: str = ""
@@ -313,7 +314,7 @@ class AdapterRecord:
     """One adapter found on disk.
 
     version: digest of configuration and weights; "" where they could not be read
-    weights: the file of its tensors
+    weights: the file of its tensors;  weights_digest: the SHA-256 of its contents, in hexadecimal digits
     fields:  its adapter_config.json; what they mean for a model is for the engine to say
     tensors: the shape of each tensor, by its name in the file
     reason:  why it cannot be used; None for a usable one
@@ -324,6 +325,7 @@ class AdapterRecord:
     path: Path
     version: str = ""
     weights: Path | None = None
+    weights_digest: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     reason: str | None = None

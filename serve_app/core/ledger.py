@@ -6,7 +6,6 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from types import MappingProxyType
 from typing import Protocol
 
 from serve_app.core.bounded import Amount
@@ -127,15 +126,12 @@ class Ledger(Protocol):
 
     def charge_by(self, prices: Prices) -> None:
         """Charge usage that no row explains by these prices, from now on."""
-        ...
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         """Keep the rows, except ones that are there already, and what replicas have counted by then."""
-        ...
 
     async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
         """Return what was used, one line for each combination of what is asked for."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +161,7 @@ FREE = Price()
 class Prices:
     """by_model: of `base:adapter`, of `base` for every adapter on it that has none of its own, or of `*`"""
 
-    by_model: Mapping[str, Price] = field(default_factory=lambda: MappingProxyType({}))
+    by_model: Mapping[str, Price] = field(default_factory=dict)
 
     def of(self, base: str, adapter: str | None = None) -> Price:
         if adapter is not None and f"{base}:{adapter}" in self.by_model:

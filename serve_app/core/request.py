@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Literal
+from typing import Literal, get_args
 
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Conversation, Infill, Prompt
@@ -158,13 +158,8 @@ class Constraint:
 SamplerName = Literal[
     "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
 ]  # fmt: skip
-
-TEMPERATURE_FIRST: tuple[SamplerName, ...] = (
-    "penalties", "dry", "temperature", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"
-)  # fmt: skip
-TEMPERATURE_LAST: tuple[SamplerName, ...] = (
-    "penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"
-)  # fmt: skip
+TEMPERATURE_FIRST: tuple[SamplerName, ...] = get_args(SamplerName)
+TEMPERATURE_LAST: tuple[SamplerName, ...] = (*(n for n in TEMPERATURE_FIRST if n != "temperature"), "temperature")
 
 
 def samplers_in_order(sent: tuple[SamplerName, ...] | None, *, is_temperature_last: bool) -> tuple[SamplerName, ...]:
@@ -283,6 +278,11 @@ class StopParams:
     max_predict_s: float = 0.0
     shows_string: bool = False
     shows_pattern: bool = False
+
+    def after(self, seconds: float) -> StopParams:
+        """Return what is left of them so long after the first token."""
+        left_s = max(1e-6, self.max_predict_s - seconds)  # zero would be no limit
+        return replace(self, max_predict_s=left_s) if seconds and self.max_predict_s else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

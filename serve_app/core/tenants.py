@@ -234,7 +234,6 @@ class Lender(Protocol):
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         """Return a lease for each statement."""
-        ...
 
 
 @lru_cache(maxsize=4096)

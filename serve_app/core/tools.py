@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 ToolMode = Literal["none", "auto", "required"]
@@ -121,3 +121,19 @@ class ToolCallDelta:
             return {"index": self.index, "function": {"arguments": self.arguments}}
         function = {"name": self.name, "arguments": self.arguments}
         return {"index": self.index, "id": self.id, "type": "function", "function": function}
+
+
+def one_per_call(deltas: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Return one delta for each call."""
+    merged: dict[int, ToolCallDelta] = {}
+    for delta in deltas:
+        first = merged.setdefault(delta.index, delta)
+        if first is not delta:
+            merged[delta.index] = replace(first, arguments=first.arguments + delta.arguments)
+    return list(merged.values())
+
+
+def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """Return the calls that these deltas make, in their order."""
+    whole = one_per_call(deltas)
+    return tuple(ToolCall(id=each.id or "", name=each.name or "", arguments=each.arguments) for each in whole)

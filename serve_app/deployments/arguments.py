@@ -187,10 +187,12 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     adapter_roots:  folders and addresses (`s3://bucket/team`; also gs, az, hf and https) below which adapters may be
                     published, besides `adapters` of each model
     accept_any_model: in the dialect llama.cpp the only model answers to any name, as there
-    auth:           `keys` asks every request for a key, except for /health, / and the console's files; `none` asks
-                    nobody, on a loopback host only; null is `keys` if args has a store, else `none`
+    auth:           `keys` asks every request for a key, except for /health, /ready, / and the console's files; `none`
+                    asks nobody, on a loopback host only; null is `keys` if args has a store, else `none`
     auth_grace_s:   how long a router relies on the tenants and keys it heard of last if it cannot ask; after that it
                     refuses requests with 503
+    gateway_metrics: whether /metrics answers without a key, too, and then tells queues, KV cache and resident adapters
+                    alone, in the names of vLLM: a gateway's endpoint picker has no key
     prices:         price per million tokens, `base:adapter: {prompt: 0.5, cached: 0.1, completion: 1.5}`; `base` covers
                     its adapters too, `*` every model; what has no price costs nothing
     idempotency_s:  how long a repeated Idempotency-Key gets the answer that was given; 0 ignores the header
@@ -207,6 +209,7 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     accept_any_model: bool = True
     auth: Literal["none", "keys"] | None = None
     auth_grace_s: PositiveFloat = 300.0
+    gateway_metrics: bool = False
     prices: dict[str, PriceSettings] = Field(default_factory=dict)
     idempotency_s: Amount = 3600.0
     rollout: CanarySettings = CanarySettings()

@@ -107,6 +107,7 @@ class RouterReplica:
         self._discovery = begin(discovery.run(), context=Context())
         self._hearing = begin(source.run(), context=Context())
         self._watching = begin(Watching(self._fleet, self._publishing).run(), context=Context())
+        self._looking = begin(self._fleet.watch(), context=Context())
         self._writing = (
             ()
             if self._accounting is None
@@ -146,7 +147,7 @@ class RouterReplica:
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""
-        if self._discovery.done():
+        if self._discovery.done() or self._looking.done():
             raise RuntimeError("the router no longer looks for models")
         if self._hearing.done():
             raise RuntimeError("the router no longer hears of tenants and adapters")
@@ -158,6 +159,7 @@ class RouterReplica:
             discovery.cancel()
             self._hearing.cancel()
             self._watching.cancel()
+            self._looking.cancel()
             self._stop()
             await self._fleet.close()
             await asyncio.to_thread(self._tracing.close)
@@ -187,6 +189,7 @@ class RouterReplica:
 
     def _bring_adapters(self) -> None:
         self._publishing.refresh()
+        self._rollouts.look()
 
     def _stop(self) -> None:
         """Tell every client that is still here, before the connections are closed."""
@@ -243,4 +246,10 @@ def door_for(settings: RouterSettings, link: AccountsClient | None, host: str | 
         return door_without_keys(host)
     if link is None:
         raise ValueError("`auth: keys` needs a store: set args.store of the router's application")
-    return Door(identify=link.identify, look_again=link.look_again, origins=link.origins, administer=link.administer)
+    return Door(
+        identify=link.identify,
+        look_again=link.look_again,
+        origins=link.origins,
+        administer=link.administer,
+        shows_queues=settings.gateway_metrics,
+    )

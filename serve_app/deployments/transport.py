@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle  # nosec B403 # what Ray carries between ours
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
@@ -22,6 +21,7 @@ from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeEr
 from serve_app.core.ledger import Spent
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.router.patience import patience
 
 CALL_TIMEOUT_S = 30.0
 """A replica that has not answered a call for so long counts as lost."""
@@ -104,7 +104,7 @@ class RayBackend:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         response = Context().run(method.remote, *arguments)
         try:
-            async with asyncio.timeout(limit_s):
+            async with patience(limit_s):
                 answer = await response
         except TimeoutError as error:
             response.cancel()
@@ -145,7 +145,7 @@ def calls_of(accounts: DeploymentHandle[Any]) -> Callable[..., Awaitable[Any]]:
         """In an empty context, as Serve would cancel the call with the client's request."""
         response = Context().run(getattr(handle, method).remote, *arguments)
         try:
-            async with asyncio.timeout(timeout_s):
+            async with patience(timeout_s):
                 answer = await response
         except (TimeoutError, RayError, RayServeException) as error:
             response.cancel()

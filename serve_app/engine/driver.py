@@ -388,6 +388,7 @@ class ReplicaEngine(Driver):
             max_num_sequences=config.max_num_sequences,
             max_waiting=config.max_waiting,
             kv_cache_bytes=model.kv_cache_bytes * config.tensor_parallel,
+            block_size=config.block_size,
             records=record_card(config, model.module),
             images=image_card(model),
             max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),

@@ -28,7 +28,7 @@ from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler.accounting import Accounts, attribute, note_ended, with_times
-from serve_app.engine.scheduler.pace import Pace, work_clock
+from serve_app.engine.scheduler.planner import Pace, work_clock
 from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
@@ -68,12 +68,12 @@ class Engine:
         runner: type[Runner] = Runner,
     ) -> None:
         self.config, self.model, self._loader = config, model, loader
-        self._bank = make_bank(config, model, adapters)
+        self.bank: AdapterBank = make_bank(config, model, adapters)  # any thread may read files with it
         self._store = make_store(config, model)
         self.on_staged: Callable[[], None] = lambda: None
         self._slots = Slots(
-            self._bank.num_slots, self._bank.stage, vacate=self._bank.vacate, executor=loader,
-            on_staged=lambda: self.on_staged(), fits=self._bank.fits,
+            self.bank.num_slots, self.bank.stage, vacate=self.bank.vacate, executor=loader,
+            on_staged=lambda: self.on_staged(), fits=self.bank.fits,
         )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._accounts = Accounts()
@@ -84,7 +84,7 @@ class Engine:
             max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
             max_bypass_s=config.max_bypass_s, uses_prefixes=config.prefix_cache,
         )  # fmt: skip
-        self._runner = runner(model, self._store.storage, self._bank)
+        self._runner = runner(model, self._store.storage, self.bank)
         record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
         self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
@@ -137,7 +137,7 @@ class Engine:
     @property
     def residency(self) -> Residency:
         """Which adapter versions are in slots; may be read by any thread."""
-        bank, slots = self._bank, self._slots
+        bank, slots = self.bank, self._slots
         known = replace(slots.residency, num_loads=slots.num_loads, num_hits=slots.num_hits)
         return replace(known, num_bytes=bank.num_bytes, max_bytes=bank.max_bytes or 0)
 
@@ -161,14 +161,9 @@ class Engine:
         """Have a new sequence go on where it was begun elsewhere; any thread may ask."""
         self._output.go_on(sequence)
 
-    @property
-    def bank(self) -> AdapterBank:
-        """The adapters; any thread may read files with it and ask for sizes."""
-        return self._bank
-
     def admit(self, adapter: Adapter) -> None:
         """Make one more adapter known, of whatever rank and modules; what is computed goes on with the next step."""
-        if self._bank.admit(adapter):
+        if self.bank.admit(adapter):
             self._runner.renew()
             self._recorder.renew()
 
@@ -178,8 +173,8 @@ class Engine:
         weights: as they were just read;  done: fails as `Trials` says
         """
         if version not in self._slots.residency.versions:
-            self._bank.offer(version, weights)
-        self._trials.begin(version, self._bank.own_part(weights), done)
+            self.bank.offer(version, weights)
+        self._trials.begin(version, self.bank.own_part(weights), done)
 
     def keep_adapters(self, versions: frozenset[str]) -> None:
         """Let these give way last, and no others: their files were overwritten."""
@@ -189,7 +184,7 @@ class Engine:
         """Forget adapters that no sequence uses; return those of them that are gone."""
         gone = frozenset(version for version in versions if self._slots.evict(version))
         for version in gone:
-            self._bank.drop(version)
+            self.bank.drop(version)
         return gone
 
     def abort(self, request_ids: frozenset[str]) -> None:
@@ -256,7 +251,7 @@ class Engine:
         self.model.downcast.stop()
         self._trials.close()
         self._runner.close()
-        self._bank.unwrap()
+        self.bank.unwrap()
         self._masks.close()
         if self._loader is not None:
             self._loader.shutdown(wait=False, cancel_futures=True)
@@ -301,7 +296,7 @@ class Engine:
         """Compute a few tokens with an adapter, in all shards; return the reason to refuse it."""
         model, workers = self.model, self.model.workers
         with workers.together(TryAdapter(slot=slot)) if workers else nullcontext(), self._runner.by_itself():
-            return probe_slot(model.module, self._bank, slot, weights, shard=model.shard)
+            return probe_slot(model.module, self.bank, slot, weights, shard=model.shard)
 
     def _learn(self, batch: Batch, work_s: float) -> None:
         """Learn what steps take; from those with guesses the prompts' pace learns nothing."""

@@ -106,7 +106,7 @@ def routes(
         *(route(path, completions(style(router, inquiries))) for path, style in STYLES.items()),
         *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
-        *service_routes(router, settings.limits),
+        *service_routes(router, settings.limits, door.identify),
         *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
         *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocketClose
 
 from serve_app.api.error_text import shown
 from serve_app.api.paths import OPEN, WATCHING, Path, path_of
-from serve_app.core.errors import Forbidden, NotFound, Unauthenticated
+from serve_app.core.errors import Forbidden, NotFound, Unauthenticated, Unavailable
 from serve_app.core.machine import is_loopback
 from serve_app.core.tenants import LOCAL, NOBODY, Identity, Tenant
 
@@ -40,9 +40,10 @@ async def heard_all(key: str) -> None:
 class Door:
     """Decides who is let in.
 
-    look_again: awaited before a key that nobody knows is refused
+    look_again: awaited before a key that nobody knows, or that cannot be judged, is refused
     origins:    pages of these may call with some tenant's key
     administer: who answers administrators; None where nothing is administered
+    shows_queues: whether whoever comes without a key gets the part of /metrics that gateways read
     closed:     why everything but `/health` is refused, whatever key is presented; None where it is not
     """
 
@@ -50,6 +51,7 @@ class Door:
     look_again: LookAgain = heard_all
     origins: Callable[[], frozenset[str]] = frozenset
     administer: Administer | None = None
+    shows_queues: bool = False
     closed: str | None = None
 
     @property
@@ -93,7 +95,7 @@ class Guard:
         key = presented_key(scope["headers"])
         try:
             identity = self._admit(scope, key)
-        except Unauthenticated:
+        except (Unauthenticated, Unavailable):  # the latter where the router stood still for so long
             if key is None:
                 raise
             await self._door.look_again(key)
@@ -112,7 +114,7 @@ class Guard:
             self._check()
         if self._door.closed is not None and path is not Path.HEALTH:
             raise Unauthenticated(self._door.closed)
-        if path in OPEN:
+        if path in OPEN or (path is Path.METRICS and key is None and self._door.shows_queues):
             return LOCAL if self._door.is_open else NOBODY
         identity = LOCAL if self._door.is_open else self._door.identify(key)
         if path is None:

@@ -20,6 +20,8 @@ from serve_app.core.cards import Residency
 from serve_app.core.delta import Load
 from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
+from serve_app.core.tenants import NOBODY
+from serve_app.http.gateway_metrics import GatewayMetrics
 from serve_app.router.admission import Admission, Reason
 from serve_app.router.fleet import Fleet
 from serve_app.router.rollout import DECISIONS
@@ -123,11 +125,11 @@ class Metrics:
             "inter_token_seconds", "Mean time between the tokens of a completion.", SHORT_S, "model"
         )
         self._decode_s = self._histogram("decode_seconds", "From the first token to the last.", LONG_S, "model")
-        self._registry.register(Series(router_id, partial(replica_loads, fleet)))
-        self._registry.register(Series(router_id, partial(residencies, fleet)))
-        self._registry.register(Series(router_id, partial(scales, fleet)))
-        self._registry.register(Series(router_id, partial(revisions, fleet, revision)))
-        self._registry.register(Series(router_id, partial(flow_usages, fleet)))
+        self._for_gateways = CollectorRegistry()
+        for registry in (self._registry, self._for_gateways):
+            registry.register(GatewayMetrics(fleet, admission))
+        for read in (replica_loads, residencies, scales, partial(revisions, revision=revision), flow_usages):
+            self._registry.register(Series(router_id, partial(read, fleet)))
         if admission is not None:
             self._registry.register(Series(router_id, partial(admission_state, admission)))
         if rollouts is not None:
@@ -136,8 +138,10 @@ class Metrics:
             self._registry.register(Series(router_id, partial(shadow_totals, tallies)))
 
     async def answer(self, request: Request) -> Response:
-        """Answer GET /metrics."""
-        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE})
+        """Answer GET /metrics. Nobody, whom a router lets in for that (`gateway_metrics`), gets queues alone."""
+        is_nobody = request.scope.get("state", {}).get("identity") is NOBODY
+        shown = self._for_gateways if is_nobody else self._registry
+        return Response(generate_latest(shown), headers={"content-type": CONTENT_TYPE})
 
     def note_request(self, path: str, served: Served, *, seconds: float) -> None:
         route = path_of(path) or OTHER
@@ -289,8 +293,9 @@ def admission_state(admission: Admission) -> Iterator[Family]:
 def rollout_state(rollouts: Rollouts) -> Iterator[Family]:
     """Yield how many canaries there are, and what this router has decided about canaries."""
     yield Family("canaries", "Adapters of which a version is tried.", [((), rollouts.num_canaries)])
+    yield Family("canaries_held", "Canaries that too few requests say something of.", [((), len(rollouts.held))])
     decisions = (((each,), rollouts.decisions[each]) for each in DECISIONS)
-    yield Family("canary_decisions", "Canaries widened or rolled back.", decisions, ("decision",), is_total=True)
+    yield Family("canary_decisions", "Canaries widened, rolled back or held.", decisions, ("decision",), is_total=True)
 
 
 SHADOW_TOTALS: dict[str, tuple[str, Callable[[Tally], float]]] = {

@@ -10,19 +10,21 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.explanation import explanation_body
 from serve_app.api.limits import WireLimits
-from serve_app.api.listings import models_body, tokenizer_body
+from serve_app.api.listings import explanation_body, models_body, tokenizer_body
 from serve_app.api.native import adapters_body, props_body
 from serve_app.api.parse import CHAT, COMPLETION, Body, read_json_object, read_request
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
-from serve_app.core.errors import ServeError
+from serve_app.core.errors import ServeError, Unauthenticated, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Amount
 from serve_app.http.exchange import ClientGone, body_of, dialect_asked, rate_headers, route
+from serve_app.http.guard import Identify, anybody
 from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.router import Router
+
+NO_REPLICA = "No model has a replica that answers."
 
 
 def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, max_body_bytes: int) -> list[Route]:
@@ -117,7 +119,7 @@ def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, m
 LOADING_RETRY_S = 1
 
 
-def service_routes(router: Router, limits: WireLimits) -> list[Route]:
+def service_routes(router: Router, limits: WireLimits, identify: Identify = anybody) -> list[Route]:
     """Return the routes that stay open while the service is full, as none of them waits for a replica."""
 
     async def models(request: Request) -> Response:
@@ -137,10 +139,23 @@ def service_routes(router: Router, limits: WireLimits) -> list[Route]:
         failed = {"failed": router.view.failed} if router.view.failed else {}
         return JSONResponse(body | failed, 503, {"retry-after": str(LOADING_RETRY_S)})
 
+    async def ready(request: Request) -> Response:
+        reason = NO_REPLICA if not router.fleet.can_serve else None
+        try:
+            identify(None)
+        except Unavailable as error:
+            reason = error.message
+        except Unauthenticated:
+            pass  # keys are known
+        if reason is None:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unready", "reason": reason}, 503, {"retry-after": str(LOADING_RETRY_S)})
+
     return [
         route(Path.MODELS, models),
         route(Path.MODEL, model),
         route(Path.DIALECTS, dialects),
         route(Path.HEALTH, health),
         route(Path.V1_HEALTH, health),
+        route(Path.READY, ready),
     ]

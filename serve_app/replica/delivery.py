@@ -21,6 +21,9 @@ from serve_app.replica.requests import OpenRequests
 
 logger = logging.getLogger(__name__)
 
+BEAT_S = 1.0
+"""So often a router gets a frame, whatever the engine does. The event loop sends it, which waits for no step."""
+
 # What Python takes for these, about; the text of tokens is shared by all that mention them.
 DELTA_BYTES = 200
 LOGPROB_BYTES = 150
@@ -28,7 +31,7 @@ ID_BYTES = 8
 
 
 class Leases:
-    """Finds routers that fell silent. Call `expired` once every `period_s`.
+    """Finds routers that fell silent. Call `expired` at least once every `period_s`.
 
     If `expired` is called late, the process or its event loop was held up and heard no router. That time does not
     count.
@@ -71,7 +74,7 @@ class Outbox:
         self._load = Load()
         self._spent: dict[str, Spent] = {}
         self._has_news = asyncio.Event()
-        self._is_closed = False
+        self._is_closed = self._is_due = False
         self._max_deltas = max_deltas
         self._joins_at = max_deltas
         self.num_bytes = 0
@@ -84,6 +87,11 @@ class Outbox:
         self.num_bytes += sum(map(_size, deltas))
         if len(self._deltas) > self._joins_at:
             self._join()
+        self._has_news.set()
+
+    def beat(self, load: Load) -> None:
+        """Send a frame even if there is nothing to tell but the load."""
+        self._load, self._is_due = replace(load, spent=()), True
         self._has_news.set()
 
     def drop(self) -> list[Delta]:
@@ -110,12 +118,12 @@ class Outbox:
 
     @property
     def _has_any(self) -> bool:
-        """Return whether there are deltas or news of what flows spent."""
-        return bool(self._deltas or self._spent)
+        """Return whether there are deltas, news of what flows spent, or a heartbeat."""
+        return bool(self._deltas or self._spent or self._is_due)
 
     def _take_load(self) -> Load:
         """Return the last load with all that was spent since the last frame."""
-        spent, self._spent = self._spent, {}
+        spent, self._spent, self._is_due = self._spent, {}, False
         is_of_last_step = len(spent) == len(self._load.spent)
         return self._load if is_of_last_step else replace(self._load, spent=tuple(spent.values()))
 
@@ -183,6 +191,11 @@ class Delivery:
                 self._send(router_id, own, load)
             except Exception:
                 self.give_up(router_id, "could not be sent its deltas; its stream ends")
+
+    def beat(self, load: Load) -> None:
+        """Tell every router that the replica is there."""
+        for outbox in self._outboxes.values():
+            outbox.beat(load)
 
     def give_up(self, router_id: str, why: str) -> None:
         """Detach a router and log its requests. Call it in an exception handler, or when a router is gone."""

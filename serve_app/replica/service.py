@@ -12,7 +12,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from collections.abc import Sequence as Items
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ from serve_app.core.ledger import UsageReport
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.replica.adapters import AdapterFiles, ServedAdapters
-from serve_app.replica.delivery import Delivery, Leases, Outbox
+from serve_app.replica.delivery import BEAT_S, Delivery, Leases, Outbox
 from serve_app.replica.engine import EncodedImage, Engine
 from serve_app.replica.preparation import Preparation, placed
 from serve_app.replica.requests import OpenRequests
@@ -95,17 +95,17 @@ class ModelService:
             max_outbox_bytes=config.max_outbox_bytes,
         )
         self._leases, self._told = Leases(config.lease_s, clock), Told()
-        self._lease_task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the engine and the watch over leases. Call it on the event loop that serves."""
+        """Start the engine and the watch over routers. Call it on the event loop that serves."""
         loop = asyncio.get_running_loop()
 
         def deliver(deltas: list[Delta], load: Load) -> None:
-            loop.call_soon_threadsafe(self._delivery.deliver, deltas, load)
+            loop.call_soon_threadsafe(self._deliver, deltas, load)
 
         self.engine.start(deliver)
-        self._lease_task = loop.create_task(self._watch_leases(), context=Context())
+        self._watch_task = loop.create_task(self._watch(), context=Context())
 
     async def warm(self) -> None:
         """Prepare what first requests would wait for."""
@@ -115,8 +115,8 @@ class ModelService:
 
     async def close(self) -> None:
         """End the engine and every stream."""
-        if self._lease_task is not None:
-            self._lease_task.cancel()
+        if self._watch_task is not None:
+            self._watch_task.cancel()
         self._open.clear()  # so that nothing more is tokenized
         await asyncio.to_thread(self.engine.close)
         self._delivery.close()
@@ -227,7 +227,7 @@ class ModelService:
         return await self._adapters.apply(published)
 
     def detach_silent(self) -> None:
-        """Detach routers whose lease has expired; runs four times in a lease."""
+        """Detach routers whose lease has expired; call it at least every `Leases.period_s`."""
         for router_id in self._leases.expired():
             self._told.forget(router_id)
             self._adapters.told.pop(router_id, None)
@@ -285,9 +285,21 @@ class ModelService:
         if request_ids:
             self.engine.abort(request_ids)
 
-    async def _watch_leases(self) -> None:
+    def _deliver(self, deltas: list[Delta], load: Load) -> None:
+        """Send a step's deltas, without failures of an engine that will not go on: what it had is lost with it."""
+        if any(isinstance(delta.error, EngineFailed) for delta in deltas):
+            try:
+                self._check_engine()
+            except ReplicaLost:
+                deltas = [delta for delta in deltas if not isinstance(delta.error, EngineFailed)]
+        self._delivery.deliver(deltas, load)
+
+    async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._leases.period_s)
+            await asyncio.sleep(min(BEAT_S, self._leases.period_s))
+            with suppress(ReplicaLost):
+                self._check_engine()
+            self._delivery.beat(self.engine.load)
             self.detach_silent()
 
 

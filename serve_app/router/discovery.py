@@ -11,13 +11,17 @@ from typing import Protocol
 from serve_app.core.backend import Backend
 from serve_app.core.cards import NO_SCALES, ReplicaCard, Scale
 from serve_app.core.errors import ServeError
+from serve_app.router.patience import patience
 
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
 HURRIED_PERIOD_S = 0.15
-HELLO_TIMEOUT_S = 2.0
-"""Twice this, and a period, must fit a replica's lease: leases are renewed by hellos."""
+ANSWER_S = 2.0
+"""A cluster that does not tell its applications for so long is asked on, while those of before are greeted."""
+HELLO_TIMEOUT_S, ALONE_TIMEOUT_S = 2.0, 0.5
+"""For the answers of all replicas, and for that of one which was not among them and is asked alone: what fails does so
+at once. Both and a period must fit a replica's lease: leases are renewed by hellos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +112,8 @@ class Discovery:
         self._asleep: set[str] = set()
         self._heard: dict[str, int] = {}
         self._is_something_missing = True
+        self._deployed: Mapping[str, Deployed] = {}
+        self._asking: asyncio.Task[Mapping[str, Deployed]] | None = None
 
     async def run(self) -> None:
         """Look for ever: once a second, and faster while something is not ready."""
@@ -120,7 +126,7 @@ class Discovery:
 
     async def look(self) -> None:
         """One pass over all applications; what goes wrong with one is that one's alone."""
-        deployed = await self._cluster.applications()
+        deployed = await self._applications()
         if self._cluster.is_deleted:
             self._on_deleted()
         self._fleet.expect(
@@ -139,6 +145,18 @@ class Discovery:
             for application, each in deployed.items()
         )
 
+    async def _applications(self) -> Mapping[str, Deployed]:
+        """Every application, as last told where the cluster does not answer: leases end if nobody greets meanwhile."""
+        self._asking = self._asking or asyncio.ensure_future(self._cluster.applications())
+        try:
+            async with patience(ANSWER_S):
+                self._deployed = await asyncio.shield(self._asking)
+        except Exception as error:
+            logger.warning("the cluster could not be asked for its applications; what was known stays: %r", error)
+        if self._asking.done():
+            self._asking = None
+        return self._deployed
+
     async def _look_at(self, application: str, model: str) -> None:
         known = self._known.setdefault(application, {})
         sighting = await self._greet(application)
@@ -155,7 +173,7 @@ class Discovery:
 
     async def _greet(self, application: str) -> Sighting:
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with patience(HELLO_TIMEOUT_S):
                 return await self._cluster.greet(application, self._router_id, self._heard)
         except Exception as error:
             logger.debug("application %s did not answer: %r", application, error)
@@ -164,7 +182,7 @@ class Discovery:
     async def _ask(self, application: str, replica_id: str) -> None:
         """Speak to a known replica alone. One that is only slow stays: Serve replaces it if it stays slow."""
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with patience(ALONE_TIMEOUT_S):
                 way = self._known[application][replica_id]
                 self._meet(application, await way.hello(self._router_id, self._heard))
         except TimeoutError:
@@ -192,10 +210,12 @@ class Discovery:
             self._heard.pop(replica_id, None)
             return
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with patience(HELLO_TIMEOUT_S):
                 card = await way.hello(self._router_id, self._heard)
             self._heard[replica_id] = card.news.until
             self._fleet.hear(card)
-        except (ServeError, TimeoutError):
+        except TimeoutError:
+            logger.info("replica %s, which leaves, is slow to answer", replica_id)
+        except ServeError:
             del self._leaving[replica_id]
             self._heard.pop(replica_id, None)

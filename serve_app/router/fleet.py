@@ -24,6 +24,8 @@ from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 0.25
+"""Between two looks for replicas that are silent."""
 LOADING_RETRY_S = 5.0
 ASLEEP = "asleep"
 """The fact of ModelLoading that names the model to wake."""
@@ -126,6 +128,11 @@ class Fleet:
         return self._scales
 
     @property
+    def can_serve(self) -> bool:
+        """Whether any model has a replica that is heard of, or is asleep."""
+        return bool(self.asleep or self.links_of())
+
+    @property
     def is_ready(self) -> bool:
         """Whether at least one model is known and each has a ready replica or is asleep."""
         return bool(self._cards or self.asleep) and not self.loading and not self.failed
@@ -135,6 +142,8 @@ class Fleet:
         self.hear(card)
         self._reconnected.discard(card.replica_id)
         link = self._links.get(card.replica_id) or self._retired.pop(card.replica_id, None)
+        if link is not None and link.is_deaf:
+            link.drop("fell silent")
         if link is not None and link.readmit():
             link.refresh(card)
         else:
@@ -144,6 +153,21 @@ class Fleet:
         self._refresh()
         self._hand_over()
         return link
+
+    async def watch(self) -> None:
+        """Look for silent replicas for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Have what silent replicas compute go on at others.
+
+        Time is counted in looks, so that a router that stood still blames nobody.
+        """
+        for link in (*self._links.values(), *self._retired.values()):
+            if link.look() and link.num_outstanding:
+                link.hand_over(partial(self._can_go_on, numerics=link.card.model.numerics))
 
     def _connect(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         on_spent = partial(self.counts.note, card.replica_id, card.model.name)
@@ -165,8 +189,9 @@ class Fleet:
         self._refresh()
 
     def links_of(self, base: str | None = None) -> list[ReplicaLink]:
-        """Return open links to the replicas of a base model, or to all."""
-        return [each for each in self._links.values() if each.is_open and base in (None, each.card.model.name)]
+        """Return open links to the replicas of a base model, or to all, without those that are quiet."""
+        links = (each for each in self._links.values() if each.is_open and not each.is_quiet)
+        return [each for each in links if base in (None, each.card.model.name)]
 
     def update(self, replica_id: str, model: ModelCard) -> None:
         """Take over what a replica says of its model between two hellos."""
@@ -230,7 +255,7 @@ class Fleet:
         return View(self, rights)
 
     def links_for(self, ref: ModelRef, numerics: str = "") -> list[ReplicaLink]:
-        """Open links to replicas that have the model and exactly that version of the adapter.
+        """Open links to replicas that have the model and exactly that version of the adapter; quiet ones if all are.
 
         numerics: as on their cards, where a completion is to go on; "" is any
         Raises ModelLoading where there is none.
@@ -239,7 +264,7 @@ class Fleet:
         if not links:
             is_mix = len(ref.parts) > 1 and ref.base in self._cards
             raise self.not_ready(ref.name, MIXED if is_mix else NOT_READY)
-        return links
+        return [link for link in links if not link.is_quiet] or links
 
     def _links_that_serve(self, ref: ModelRef, numerics: str) -> list[ReplicaLink]:
         links = (link for link in self._links.values() if link.is_open and _serves(link.card.model, ref))
@@ -252,7 +277,7 @@ class Fleet:
                 link.hand_over(partial(self._can_go_on, numerics=link.card.model.numerics))
 
     def _can_go_on(self, ref: ModelRef, *, numerics: str) -> bool:
-        return bool(self._links_that_serve(ref, numerics))
+        return not all(link.is_quiet for link in self._links_that_serve(ref, numerics))
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
         what = FAILED if name in self.failed else what

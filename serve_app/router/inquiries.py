@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.explanation import ExplainedPart, LimitState, Room
+from serve_app.api.listings import ExplainedPart, LimitState, Room
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, ModelLoading, ReplicaLost
 from serve_app.core.names import ModelRef

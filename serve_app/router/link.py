@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TypeVar
 
-from serve_app.core.backend import Backend, may_take_long
+from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load, PromptReport
-from serve_app.core.errors import ReplicaLeaves, ReplicaLost, ServeError
+from serve_app.core.errors import ReplicaLeaves, ServeError
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.router.calls import Calls, replica_lost
 from serve_app.router.placement import LEARNING, Guess
 from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 Receive = Callable[[Delta], None]
 """Takes the deltas of a request."""
+QUIET_LOOKS, SILENT_LOOKS = 10, 16
+"""Looks without a frame after which a replica gets no new prompts, and after which what it computes goes on elsewhere.
+A replica sends a frame every second, four looks; a router that stands still does not look."""
 MIN_MEASURED = 64
 """Tokens of a prompt that tell of the pace: below it, most of the time is the way there and back."""
-Tell = Callable[[str, Sequence[str]], Awaitable[None]]
-"""A call of a backend that names a router and its requests."""
 
 
 class ReplicaLink:
@@ -65,6 +64,8 @@ class ReplicaLink:
         self._load = card.load
         self._num_foreign = 0
         self._is_retired = False
+        self._num_looks = self._num_answers = 0  # since the last frame
+        self._moved: list[str] = []  # while it was silent
         self.has_ended = False
 
     def start(self) -> None:
@@ -84,6 +85,16 @@ class ReplicaLink:
     def is_open(self) -> bool:
         """Whether it takes new requests."""
         return self._reader is not None and not (self._calls.is_lost or self._is_retired)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether frames are overdue: what another replica can take is not given to this one."""
+        return self._num_looks > QUIET_LOOKS
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether the stream is silent although the replica answers: the stream has to be opened anew."""
+        return self._num_looks > SILENT_LOOKS and self._num_answers > 1
 
     @property
     def num_outstanding(self) -> int:
@@ -106,6 +117,7 @@ class ReplicaLink:
 
     def refresh(self, card: ReplicaCard) -> None:
         """Take over what the replica says of itself now."""
+        self._num_answers += 1
         self.card = card
         if card.load.num_steps >= self._load.num_steps:  # a frame may have passed it on the way
             self._load = card.load
@@ -176,13 +188,30 @@ class ReplicaLink:
         self._is_retired = True
         self._close_if_idle()
 
+    def look(self) -> bool:
+        """Count a look; whether the replica is silent: nobody waits for it who need not."""
+        self._num_looks += 1
+        if self._num_looks == SILENT_LOOKS + 1 and self.is_open:
+            facts = (self.replica_id, self.num_outstanding)
+            logger.warning("replica %s is silent, with %d sequences", *facts, extra=about(self._registry.names_of()))
+        if is_silent := self._num_looks > SILENT_LOOKS:
+            self._calls.give_up()
+        return is_silent
+
     def hand_over(self, can_go_on: Callable[[ModelRef], bool]) -> None:
         """Have requests go on elsewhere, of models for which that can be, and compute nothing more of them here."""
         if moved := self._registry.of(can_go_on):
             names = self._registry.names_of(moved)
             self._calls.abort(moved, names)
+            self._moved += moved if self.is_quiet else ()
             self._registry.lose(lambda: ReplicaLeaves("The replica that computed the request leaves."), moved)
             self._close_if_idle()
+
+    def drop(self, reason: str) -> None:
+        """Leave the stream; what still runs there ends with ReplicaLost. reason: as of `replica_lost`"""
+        if self._reader is not None:
+            self._reader.cancel()
+        self._lose(reason)
 
     def readmit(self) -> bool:
         """Take requests again after `retire`; False where the link is closed already."""
@@ -192,9 +221,7 @@ class ReplicaLink:
     async def close(self) -> None:
         """Leave the replica; what still runs there ends with ReplicaLost."""
         self._is_retired = True
-        if self._reader is not None:
-            self._reader.cancel()
-        self._lose("was disconnected by the router")
+        self.drop("was disconnected by the router")
         await self._calls.finish()
 
     async def _read(self) -> None:
@@ -212,6 +239,10 @@ class ReplicaLink:
             self._lose(reason)
 
     def _receive(self, frame: Frame) -> None:
+        self._num_looks = self._num_answers = 0
+        if self._moved:  # it may have heard nothing of that
+            self._calls.abort(self._moved)
+            self._moved = []
         self._on_spent(frame.load.spent)
         for delta in frame.deltas:
             self._registry.dispatch(delta)
@@ -241,142 +272,6 @@ class ReplicaLink:
         if self._is_retired and not self.num_outstanding and not self._calls.is_lost and self._reader is not None:
             self._calls.is_lost = True
             self._reader.cancel()
-
-
-class Calls:
-    """Tasks have an empty context and are owned here: the cancellation of a client's request reaches no call half made.
-
-    on_refused: called with requests that the replica did not take, before their `submit` is answered
-    is_lost:    set by the owner when the replica is gone; nothing more is submitted then, and what it does not hear is
-                no news
-    """
-
-    def __init__(
-        self, backend: Backend, router_id: str, replica_id: str, *, on_refused: Callable[[Sequence[str]], None]
-    ) -> None:
-        self.is_lost = False
-        self._backend = backend
-        self._router_id = router_id
-        self._replica_id = replica_id
-        self._on_refused = on_refused
-        self._submissions: dict[str, asyncio.Task[ServeError | None]] = {}
-        self._taken_late: set[str] = set()
-        self._tasks: set[asyncio.Task[object]] = set()
-        self._flow = asyncio.Lock()
-
-    def spawn(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
-        task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def finish(self) -> None:
-        """Wait for every call that was made."""
-        while self._tasks:
-            await asyncio.wait(list(self._tasks))
-
-    def submit(self, requests: Sequence[GenerationRequest]) -> asyncio.Task[ServeError | None]:
-        """Give requests to the replica; the task ends with None, or with the error that refused them all."""
-        if may_take_long(requests):
-            self._taken_late |= {request.request_id for request in requests}
-        task = self.spawn(self._submit(requests))
-        self._submissions |= dict.fromkeys((request.request_id for request in requests), task)
-        return task
-
-    def abort(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
-        """False where the replica did not hear it: one that is gone has nothing to abort, one that is not aborts when
-        the lease ends. Requests whose images are still to be seen or whose texts wait are aborted at once as well, so
-        that nothing is done for them.
-
-        names: what clients know the requests by, for the log
-        """
-        if late := [each for each in request_ids if each in self._taken_late]:
-            self.spawn(self._hurry(late))
-        return self.spawn(self._tell(self._backend.abort, request_ids, names))
-
-    def pause(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
-        """False where the replica did not hear it."""
-        return self.spawn(self._tell_in_order(self._backend.pause, request_ids, names))
-
-    def resume(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
-        """False where the replica did not hear it."""
-        return self.spawn(self._tell_in_order(self._backend.resume, request_ids, names))
-
-    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Raises ServeError."""
-        return await self._ask(self._backend.tokenize(request))
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Raises ServeError."""
-        return await self._ask(self._backend.detokenize(token_ids))
-
-    async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | None:
-        request_ids = [request.request_id for request in requests]
-        error: ServeError | None = None
-        try:
-            if self.is_lost:
-                error = replica_lost("is gone")
-            else:
-                await self._backend.submit(self._router_id, requests)
-        except ServeError as refusal:
-            error = refusal
-        except Exception as failure:
-            extra = about(request.client_request_id for request in requests)
-            logger.warning("replica %s could not be given requests: %r", self._replica_id, failure, extra=extra)
-            error = replica_lost("could not be reached")
-        finally:
-            self._taken_late.difference_update(request_ids)
-            for request_id in request_ids:
-                self._submissions.pop(request_id, None)
-        if error is not None:
-            self._on_refused(request_ids)
-        return error
-
-    async def _hurry(self, request_ids: Sequence[str]) -> None:
-        """Abort what was submitted and not answered. Where it overtakes them or is not heard nothing is lost."""
-        with suppress(Exception):
-            await self._backend.abort(self._router_id, request_ids)
-
-    async def _tell_in_order(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> bool:
-        """One after the other, in the order they were spawned in: a pause must not overtake its resumption."""
-        async with self._flow:
-            return await self._tell(tell, request_ids, names)
-
-    async def _tell(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> bool:
-        """Say something of requests once their submissions are answered; False where the replica did not hear it."""
-        submissions = {self._submissions[i] for i in request_ids if i in self._submissions}
-        if submissions:
-            await asyncio.wait(submissions)
-        try:
-            await tell(self._router_id, request_ids)
-        except Exception as failure:
-            level = logging.DEBUG if self.is_lost else logging.WARNING
-            facts = (self._replica_id, len(request_ids), failure)
-            logger.log(level, "replica %s could not be told of %d requests: %r", *facts, extra=about(names))
-            return False
-        return True
-
-    async def _ask(self, call: Coroutine[object, object, Result]) -> Result:
-        """Make a call that outlives whoever waits for it; what is not a ServeError becomes ReplicaLost."""
-
-        async def answer() -> Result | ServeError:
-            try:
-                return await call
-            except ServeError as refusal:
-                return refusal
-            except Exception as failure:
-                logger.warning("replica %s could not be asked: %r", self._replica_id, failure)
-                return replica_lost("could not be reached")
-
-        found = await asyncio.shield(self.spawn(answer()))
-        if isinstance(found, ServeError):
-            raise found
-        return found
-
-
-def replica_lost(reason: str) -> ReplicaLost:
-    """reason: what became of the replica, as a verb"""
-    return ReplicaLost(f"The replica that computed the request {reason}.")
 
 
 @dataclass(slots=True)

@@ -197,11 +197,11 @@ class Publishing:
         Another router may have decided before: a canary that has ended stays so, and one that has another share by
         now keeps that. Raises Unavailable, and AdapterNotFound for an adapter that was withdrawn.
         """
-        canary = adapter.canary
-        assert canary is not None, "a canary is decided about"
-        change = self._change("roll back" if share is None else "widen", adapter.base, adapter.name, ROLLOUT)
-        change = replace(change, version=canary.version, share=share, tried=canary.share, reason=reason)
-        await self._shielded(self._carry_out(change))
+        await self._decide("roll back" if share is None else "widen", adapter, share, reason)
+
+    async def hold(self, adapter: PublishedAdapter, reason: str) -> None:
+        """Tell that an adapter's canary waits for requests; nothing changes. Raises as `decide`."""
+        await self._decide("hold", adapter, None, reason)
 
     @property
     def heard(self) -> AdapterSet | None:
@@ -277,6 +277,13 @@ class Publishing:
                 version = await asyncio.to_thread(read)
             await self._stage(base, adapter, change.path, version)
         return _found(await self._carry_out(replace(change, version=version)), change)
+
+    async def _decide(self, action: Action, adapter: PublishedAdapter, share: float | None, reason: str) -> None:
+        canary = adapter.canary
+        assert canary is not None, "a canary is decided about"
+        change = self._change(action, adapter.base, adapter.name, ROLLOUT)
+        change = replace(change, version=canary.version, share=share, tried=canary.share, reason=reason)
+        await self._shielded(self._carry_out(change))
 
     async def _roll_back(self, change: Change) -> PublishedAdapter:
         before = _found(changed(self._heard(), change), change)  # refuses early

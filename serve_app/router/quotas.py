@@ -28,6 +28,7 @@ from serve_app.core.tenants import (
     bounds_of,
 )
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
+from serve_app.router.patience import patience
 from serve_app.tenants.leased_limits import LeasedLimits
 from serve_app.tenants.lending import MINUTE_S
 
@@ -176,7 +177,7 @@ class Quotas:
         statements = [account.statement() for account in asked]
         now = self._clock()
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with patience(ANSWER_S):
                 leases = await self._lender.renew(self._router_id, statements) if statements else ()
             for account, lease in zip(asked, leases, strict=True):
                 account.leased.accept(lease, now)

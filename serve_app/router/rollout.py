@@ -26,7 +26,7 @@ MIN_SLOWER_S = {"first token": 0.05, "time per token": 0.005}
 MAX_DIVERGENCE = 50.0
 """One request counts as no more, nats per token."""
 
-Decision = Literal["widen", "roll back"]
+Decision = Literal["widen", "roll back", "hold"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
 
 
@@ -36,6 +36,8 @@ class RolloutSettings:
 
     steps:    shares that it gets one after the other; behind the last it gets all requests
     requests: of each version, at each step, before it gets the next share
+    hold_after_s: a canary that has had its share for so long is held: it keeps its share until there are enough
+              requests, and you are told. Nothing is concluded from too few
     max_error_increase: it may fail so many more of its requests; 0.01 is one of a hundred
     max_slowdown:   its median first token and time per token may take so many times as long
     max_divergence: mean difference of the log-probabilities that both versions give to the same tokens, in nats per
@@ -44,6 +46,7 @@ class RolloutSettings:
 
     steps: tuple[Part, ...] = (0.05, 0.25, 0.5)
     requests: PositiveInt = 50
+    hold_after_s: PositiveFloat = 86_400.0
     max_error_increase: Amount = 0.01
     max_slowdown: PositiveFloat = 2.0
     max_divergence: PositiveFloat = 1.0
@@ -137,6 +140,14 @@ def judge(found: Comparison, settings: RolloutSettings) -> Verdict | None:
     if not has_enough or not is_scored:
         return None
     return Verdict(decision="widen", reason=f"no worse: {found}")
+
+
+def lacking(found: Comparison, settings: RolloutSettings) -> str:
+    """Return in words what a comparison has of what it needs."""
+    least = settings.requests
+    told = f"{found.canary.num_requests} of it, {found.beside.num_requests} of the version beside it"
+    scored = f"; {len(found.divergences)} of {min(MIN_SCORED, least)} are scored" if found.num_scorable else ""
+    return f"requests that came to this router: {told}; {least} of each are needed{scored}"
 
 
 def _fails_more(found: Comparison, settings: RolloutSettings) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextvars import Context
@@ -21,7 +22,7 @@ from serve_app.core.request import GenerationRequest, LogprobParams, StopParams
 from serve_app.core.shares import Share
 from serve_app.router.fleet import Fleet
 from serve_app.router.publishing import Publishing
-from serve_app.router.rollout import MIN_SCORED, Comparison, Decision, RolloutSettings, Tally, Verdict, judge
+from serve_app.router.rollout import MIN_SCORED, Comparison, Decision, RolloutSettings, Tally, Verdict, judge, lacking
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.stats import RunStats
 
@@ -51,6 +52,7 @@ class Trial:
     adapter:    as it is published
     num_scored: requests of which scoring has begun, by version
     is_decided: whether a verdict is being carried out
+    is_told:    whether it was told that the canary is held
     """
 
     adapter: PublishedAdapter
@@ -58,6 +60,7 @@ class Trial:
     found: Comparison = field(default_factory=Comparison)
     num_scored: Counter[str] = field(default_factory=Counter)
     is_decided: bool = False
+    is_told: bool = False
 
     def tally(self, version: str) -> Tally:
         return self.found.canary if version == self.canary.version else self.found.beside
@@ -84,6 +87,8 @@ class Rollouts:
     1. a share is widened only if it still is the one that was judged: one router does it, and all begin to count anew;
     2. a canary that any router has rolled back stays so.
 
+    A canary with too few requests is held: it keeps its share and is compared on, and `look` tells it once.
+
     A router that starts counts from nothing.
     """
 
@@ -105,6 +110,19 @@ class Rollouts:
     def num_canaries(self) -> int:
         """Return how many adapters have a canary."""
         return sum(each.canary is not None for each in self._publishing.known.adapters)
+
+    @property
+    def held(self) -> list[Trial]:
+        """Return the trials that have had their share for longer than requests should take to come."""
+        canaries = ((each, each.canary) for each in self._publishing.known.adapters if each.canary is not None)
+        return [self._trial_of(*each) for each in canaries if self._is_held(each[1])]
+
+    def look(self) -> None:
+        """Tell of each canary once that it is held. Never waits; called again and again."""
+        for trial in self.held:
+            if not trial.is_told:
+                trial.is_told = True
+                _begin(self._tell(trial), self._deciding)
 
     def wants(self, requests: Sequence[GenerationRequest]) -> bool:
         """Return whether a client's request is to be scored when it is over: then its token ids are needed."""
@@ -147,6 +165,7 @@ class Rollouts:
             beside=_listed(trial.found.beside),
             divergence=fmean(divergences) if divergences else None,
             scored=len(divergences),
+            held=lacking(trial.found, self.settings) if self._is_held(published.canary) else None,
         )
         return replace(entry, canary=listed)
 
@@ -186,6 +205,19 @@ class Rollouts:
             trial.is_decided = False  # the next request tries it again
         else:
             self.decisions[verdict.decision] += 1
+
+    def _is_held(self, canary: Canary) -> bool:
+        return time.time() - canary.since >= self.settings.hold_after_s
+
+    async def _tell(self, trial: Trial) -> None:
+        try:
+            await self._publishing.hold(trial.adapter, lacking(trial.found, self.settings))
+        except ServeError as error:
+            logger.warning("it could not be told that %s is held: %s", trial.adapter.address, error)
+            await asyncio.sleep(RETRY_S)
+            trial.is_told = False
+        else:
+            self.decisions["hold"] += 1
 
     def _begin_scoring(self, trial: Trial, request: GenerationRequest, ids: TokenIds) -> None:
         """Score a request beside what clients ask for, unless others are being scored already."""

@@ -24,7 +24,7 @@ from serve_app.core.errors import (
     ServeError,
 )
 from serve_app.core.names import ModelRef
-from serve_app.core.request import GenerationRequest
+from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.router.fleet import ALL_LOST, Fleet
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Guess
@@ -86,7 +86,6 @@ class Run:
         max_pending = max(self._settings.max_pending_events, 4 * self._num_unended)
         is_read_whole = all(request.is_read_whole for request in self.requests)
         self._inbox = Inbox(None if is_read_whole else max_pending, on_full=self._pause, on_slack=self._resume)
-        self._num_submissions = 0
         self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ends_at = time.monotonic() + self._settings.timeout_s
@@ -196,10 +195,10 @@ class Run:
         return since is not None and time.monotonic() - since < self._settings.max_pause_s
 
     def _submit(self, link: ReplicaLink, share: Sequence[tuple[Homeless, Guess]]) -> None:
-        attempts = [each.on(link, self.response_id, self._progress[each.part]) for each, _ in share]
+        begun = [(each, self.requests[each.part].stop.after(self.stats.elapsed_s(each.part))) for each, _ in share]
+        attempts = [each.on(link, self.response_id, self._progress[each.part], stop) for each, stop in begun]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
         self.stats.place([attempt.part for attempt in attempts], link.replica_id)
-        self._num_submissions += 1
         guesses = [guess for _, guess in share]
         submission = link.submit([attempt.request for attempt in attempts], self._receive, guesses)
         submission.add_done_callback(lambda done: self._note_answer(attempts, done))
@@ -207,15 +206,15 @@ class Run:
             link.pause([attempt.request.request_id for attempt in attempts])
 
     def _note_answer(self, attempts: Sequence[Attempt], submission: asyncio.Task[ServeError | None]) -> None:
-        self._num_submissions -= 1
         if self._has_left or submission.cancelled():
             return
-        refusal = submission.result()
-        if refusal is not None:
+        for attempt in attempts:
+            attempt.is_taken = True
+        if (refusal := submission.result()) is not None:
             self.is_refused |= not isinstance(refusal, ReplicaLost)
             for attempt in attempts:
                 self._lose(attempt, self.told((each.request.model for each in attempts), refusal))
-        is_accepted = not self._num_submissions and not self._homeless
+        is_accepted = not self._homeless and all(attempt.is_taken for attempt in self._attempts.values())
         if is_accepted and self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)
 
@@ -426,6 +425,7 @@ class Attempt:
     part:      which of the run's requests it is of
     number:    from 1;  num_losses, num_failures: in the attempts before; planned moves are neither
     lost_at:   when the attempt before was lost, until something new comes, by the monotonic clock, seconds
+    is_taken:  whether the replica has answered its submission
     """
 
     request: GenerationRequest
@@ -436,6 +436,7 @@ class Attempt:
     num_failures: int = 0
     num_unfinished: int = 0
     lost_at: float | None = None
+    is_taken: bool = False
 
     def may_go_on(self, error: ServeError, max_placements: int) -> bool:
         """Whether the client need not be told of this error."""
@@ -482,11 +483,11 @@ class Homeless:
         """What the replicas that can take it have."""
         return self.request.model, self.numerics
 
-    def on(self, link: ReplicaLink, response_id: str, progress: Progress) -> Attempt:
+    def on(self, link: ReplicaLink, response_id: str, progress: Progress, stop: StopParams) -> Attempt:
         """The next attempt, from where the completions are. The first one is named by the part alone."""
         name = f"{response_id}/{self.part}"
         request_id = name if self.number == 1 else f"{name}/{self.number}"
-        request = progress.go_on(replace(self.request, request_id=request_id))
+        request = progress.go_on(replace(self.request, request_id=request_id, stop=stop))
         return Attempt(
             request=request,
             link=link,

@@ -85,6 +85,11 @@ class RunStats:
         prompts = self._prompts
         return [part for part in self._replicas if part not in prompts or prompts[part].report is None]
 
+    def elapsed_s(self, part: int) -> float:
+        """Return how long ago the first delta of a part came; 0 where none has."""
+        prompt = self._prompts.get(part)
+        return 0.0 if prompt is None or prompt.first_at is None else self._clock() - prompt.first_at
+
     def untold(self, part: int, *, n: int, most: int) -> int:
         """Return how many tokens may have been computed since unfinished completions were last reported.
 

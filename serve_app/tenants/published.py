@@ -26,7 +26,8 @@ MAX_PUBLISHED = 10_000
 MAX_WITHDRAWN = 10_000
 """Names that are remembered as withdrawn; the oldest are forgotten first."""
 
-Action = Literal["publish", "withdraw", "roll back", "widen"]
+Action = Literal["publish", "withdraw", "roll back", "widen", "hold"]
+"""To hold a canary is to tell that it waits; what is published stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +156,15 @@ def _rolled_back(current: PublishedAdapter | None, change: Change) -> PublishedA
     return _as_published(change, current.previous, (current.version, current.path))
 
 
+def _held(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+    """Return the adapter as it is."""
+    if current is None:
+        raise _not_found(change)
+    return current
+
+
 _ways: Mapping[str, Callable[[PublishedAdapter | None, Change], PublishedAdapter]] = MappingProxyType(
-    {"publish": _published, "roll back": _rolled_back, "widen": _widened}
+    {"publish": _published, "roll back": _rolled_back, "widen": _widened, "hold": _held}
 )
 
 
@@ -252,7 +260,7 @@ class PublishedFile:
         descriptor, name = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=folder)
         try:
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump({"form": FORM, **asdict(published)}, file, indent=1)
+                json.dump({"form": FORM, **_written(published)}, file, indent=1)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(name, self._path)
@@ -269,6 +277,15 @@ class PublishedFile:
         message = f"{self._path.name}, the file of published adapters, cannot be read"
         remedy = "Bring it back from a copy, or remove it: then folders are served as they lie on disk"
         return StoreUnavailable(f"{message}: {error}. {remedy} ({self._path.resolve()}).", f"{message}.")
+
+
+def _written(published: AdapterSet) -> dict[str, Any]:
+    """Return the set as it is written, without canaries that are none: earlier versions cannot read them."""
+    written = asdict(published)
+    for each in written["adapters"]:
+        if each["canary"] is None:
+            del each["canary"]
+    return written
 
 
 def _read(content: Any) -> AdapterSet:

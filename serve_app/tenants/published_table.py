@@ -44,12 +44,26 @@ def _changed(store: TenantStore, change: Change) -> AdapterSet:
         after = changed(before, change)
         if after is not before:
             _write(connection, before, after, at=change.at)
+        if after is not before or (change.action == "hold" and not _is_told(connection, before, change)):
             author = Author(name=change.actor or change.by, at=change.at)
             said = {name: getattr(change, name) for name in ("version", "path", "share", "reason")}
             told = {name: value for name, value in said.items() if value not in ("", None)}
             details = {"adapter": change.address, "by": change.by, "revision": after.revision, **told}
             note(connection, author, f"{change.action} adapter", change.address[: tables.MAX_NAME_CHARS], details)
     return after
+
+
+def _is_told(connection: Connection, published: AdapterSet, change: Change) -> bool:
+    """Return whether another router has told already that a canary is held at its share, or the canary has ended."""
+    found = published.find(change.base, change.name)
+    canary = None if found is None else found.canary
+    if canary is None or (canary.version, canary.share) != (change.version, change.tried):
+        return True
+    events = tables.events.c
+    subject = change.address[: tables.MAX_NAME_CHARS]
+    is_it = (events.action == "hold adapter", events.subject == subject, events.at >= canary.since)
+    wanted = select(events.id).where(*is_it)
+    return connection.execute(wanted.limit(1)).first() is not None
 
 
 def _read(connection: Connection) -> AdapterSet:

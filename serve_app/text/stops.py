@@ -46,9 +46,10 @@ class StopMatcher:
             self._held.append(character)
             self._num_taken += 1
             self._advance(character)
-            if self._is_decided():
+            if self._begin is not None and self._first_open() >= self._begin:
                 return self._end()
-        return self._show_until(self._num_shown_at_least())
+        first_open = self._first_open()
+        return self._show_until(first_open if self._begin is None else min(self._begin, first_open))
 
     def flush(self) -> str:
         """End the text: return what was held back, up to a stop that is complete."""
@@ -67,15 +68,9 @@ class StopMatcher:
                 if self._begin is None or begin < self._begin:
                     self._begin, self._candidate = begin, progress.stop
 
-    def _is_decided(self) -> bool:
-        return self._begin is not None and self._first_open() >= self._begin
-
     def _first_open(self) -> int:
         """Return the earliest place where an incomplete stop may have begun."""
         return self._num_taken - max(progress.length for progress in self._stops)
-
-    def _num_shown_at_least(self) -> int:
-        return self._first_open() if self._begin is None else min(self._begin, self._first_open())
 
     def _end(self) -> str:
         assert self._begin is not None

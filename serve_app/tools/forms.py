@@ -8,7 +8,6 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, Literal
 
 from serve_app.core.request import Constraint
@@ -249,34 +248,32 @@ GEMMA3 = Form(
 JSON = Form(name="json", openers=("", "```json", "```"), strays=("```",), separator=", ")
 """Without any template: what a prompt asked for, and what completions are held to."""
 
-ALIASES: Mapping[Form, tuple[ToolParserName, ...]] = MappingProxyType(
-    {
-        HERMES: ("qwen", "qwen25", "ernie45", "exaone", "granite4", "smollm3", "interns1"),
-        QWEN3_CODER: ("qwen3_xml", "step3p5", "mimo", "nemotron_v3"),
-        LLAMA3: ("llama3_json",),
-        LLAMA4: ("llama4_json", "llama4_pythonic"),
-        DEEPSEEK_V3: ("deepseek_r1", "deepseekv3"),
-        DEEPSEEK_V31: ("deepseekv31",),
-        DEEPSEEK_V32: ("deepseekv32", "deepseek_v4", "deepseekv4"),
-        MINIMAX_M2: ("minimax-m2",),
-        HARMONY: ("openai", "gpt-oss", "gpt_oss"),
-        GRANITE: ("granite-20b-fc",),
-        PHI4_MINI: ("phi4_mini_json",),
-        COHERE: ("command_a", "command_r", "cohere_command3"),
-        HUNYUAN: ("hunyuan_a13b", "hy_v3", "jamba", "minimax", "apriel"),
-        NEMOTRON: ("nemotron_json",),
-        FIREFUNCTION: ("functools",),
-    }
-)
+ALIASES: Mapping[Form, tuple[ToolParserName, ...]] = {
+    HERMES: ("qwen", "qwen25", "ernie45", "exaone", "granite4", "smollm3", "interns1"),
+    QWEN3_CODER: ("qwen3_xml", "step3p5", "mimo", "nemotron_v3"),
+    LLAMA3: ("llama3_json",),
+    LLAMA4: ("llama4_json", "llama4_pythonic"),
+    DEEPSEEK_V3: ("deepseek_r1", "deepseekv3"),
+    DEEPSEEK_V31: ("deepseekv31",),
+    DEEPSEEK_V32: ("deepseekv32", "deepseek_v4", "deepseekv4"),
+    MINIMAX_M2: ("minimax-m2",),
+    HARMONY: ("openai", "gpt-oss", "gpt_oss"),
+    GRANITE: ("granite-20b-fc",),
+    PHI4_MINI: ("phi4_mini_json",),
+    COHERE: ("command_a", "command_r", "cohere_command3"),
+    HUNYUAN: ("hunyuan_a13b", "hy_v3", "jamba", "minimax", "apriel"),
+    NEMOTRON: ("nemotron_json",),
+    FIREFUNCTION: ("functools",),
+}
 ALL_FORMS = (
     HERMES, QWEN3_CODER, SEED_OSS, GLM45, GLM47, GLM4, LONGCAT, MINIMAX_M2, DEEPSEEK_V32, STEP3, LLAMA3, LLAMA4,
     PYTHONIC, OLMO3, LFM2, GEMMA3, GEMMA4, FUNCTION_GEMMA, MISTRAL, MISTRAL_NAMED, DEEPSEEK_V3, DEEPSEEK_V31,
     KIMI_K2, HARMONY, GRANITE, PHI4_MINI, COHERE, INTERNLM, HUNYUAN, NEMOTRON, APERTUS, FUNCTIONARY, REACT,
     FIREFUNCTION, XLAM, GIGACHAT, JSON,
 )  # fmt: skip
-FORMS: Mapping[ToolParserName, Form] = MappingProxyType(
-    {name: form for form in ALL_FORMS for name in (form.name, *ALIASES.get(form, ()))}
-)
+FORMS: Mapping[ToolParserName, Form] = {
+    name: form for form in ALL_FORMS for name in (form.name, *ALIASES.get(form, ()))
+}
 UNKNOWN = replace(
     JSON,
     others=tuple(
@@ -338,8 +335,8 @@ def form_for(template: str, tool_parser: ToolParserName | None = None) -> Form:
     return next((form for marks, form in SHOWN if all(mark in template for mark in marks)), UNKNOWN)
 
 
-ANY_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"type": "object"})
-NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"type": "object", "additionalProperties": False})
+ANY_ARGUMENTS: Mapping[str, Any] = {"type": "object"}
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "additionalProperties": False}
 COMBINED = frozenset(("json_schema", "regex", "gbnf"))
 """Kinds of constraints that calls can stand beside, as another thing that the text may be."""
 OF_CONTENT = "json_schema"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Literal
 
 WHITESPACE = " \t\r\n"
@@ -20,10 +19,8 @@ VERBATIM = ('<|"|>', "<escape>")
 """Quotes between which nothing is escaped."""
 QUOTES = (*VERBATIM, '"""', "'''", '"', "'")
 KEY_QUOTES = (*VERBATIM, '"', "'")
-NAMES: Mapping[str, str] = MappingProxyType({"True": "true", "False": "false", "None": "null"})
-BRACKETS: Mapping[str, tuple[str, str, str]] = MappingProxyType(
-    {"{": ("}", "{", "}"), "[": ("]", "[", "]"), "(": (")", "[", "]")}
-)
+NAMES: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
+BRACKETS: Mapping[str, tuple[str, str, str]] = {"{": ("}", "{", "}"), "[": ("]", "[", "]"), "(": (")", "[", "]")}
 """For each that opens: what closes it, and both as JSON has them."""
 KEYWORDS = (")", "{", "}")
 
@@ -34,7 +31,7 @@ _WORD = re.compile(r"[\w+.\-]+")
 _ESCAPE = re.compile(r"\\(?:u[0-9A-Fa-f]{4}|x[0-9A-Fa-f]{2}|U(?:000[0-9A-Fa-f]|0010)[0-9A-Fa-f]{4}|.)", re.DOTALL)
 _ESCAPE_BEGINNING = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3}|x[0-9A-Fa-f]?|U[0-9A-Fa-f]{0,7})?\Z")
 _JSON_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
-_PYTHON_ESCAPES = MappingProxyType({"'": "'", "\n": "", "a": "\a", "v": "\v", "0": "\0"})
+_PYTHON_ESCAPES = {"'": "'", "\n": "", "a": "\a", "v": "\v", "0": "\0"}
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _FLOAT = re.compile(r"-?(?:[0-9]+\.|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TypeVar
 
-from serve_app.core.tools import Tool, ToolCall, ToolCallDelta
+from serve_app.core.tools import Tool, ToolCall, ToolCallDelta, joined_calls
 from serve_app.tools.forms import PARENTHESIS, Form, mark_of
 from serve_app.tools.heads import (
     EVERY_TYPE,
@@ -396,14 +395,7 @@ def parse_whole(
     """Return the content and the calls of a complete text."""
     parser = CallParser(form, tools, new_id=new_id)
     parts = parser.feed(text), parser.flush(is_cut=is_cut)
-    calls: list[ToolCall] = []
-    for delta in (delta for part in parts for delta in part.calls):
-        if delta.name is not None:
-            calls.append(ToolCall(id=delta.id or "", name=delta.name, arguments=delta.arguments))
-        else:
-            last = calls.pop()
-            calls.append(ToolCall(id=last.id, name=last.name, arguments=last.arguments + delta.arguments))
-    return "".join(part.content for part in parts), tuple(calls)
+    return "".join(part.content for part in parts), joined_calls(delta for part in parts for delta in part.calls)
 
 
 @lru_cache(maxsize=256)
@@ -422,4 +414,4 @@ def _marks(
             starts.setdefault(opener, []).append((form, len(opener)))
         for mark in () if is_strict and is_marked else form.head_marks:
             starts.setdefault(mark, []).append((form, 0))
-    return MappingProxyType(starts), MarkFinder((*starts, *dropped))
+    return starts, MarkFinder((*starts, *dropped))

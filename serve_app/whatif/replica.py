@@ -16,7 +16,7 @@ from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Accounts, attribute
-from serve_app.engine.scheduler.pace import Pace
+from serve_app.engine.scheduler.planner import Pace
 from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.scheduler import Scheduler

@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 from serve_app.catalog.adapters import read_records
 from serve_app.catalog.files import CatalogError
 from serve_app.check.document import Severity
-from serve_app.check.folders import check_model
+from serve_app.check.folders import check_model, check_model_folder
 from serve_app.check.keys import refused_values, unknown_keys
-from serve_app.check.single import check_model_folder
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import load_service
 from serve_app.engine.config import EngineConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.catalog.files import CatalogError
-from serve_app.check.single import check_adapters, check_model_folder
+from serve_app.check.folders import check_adapters, check_model_folder
 
 ADAPTERS = Path(__file__).parents[2] / "adapters" / "demo"
 

@@ -41,15 +41,19 @@ def written(folder: Path, config: str, *more: str) -> tuple[list[str], str]:
     return lines, words
 
 
-def test_what_serves_template_binds_everywhere_is_bound_to_loopback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", ["10.0.0.7", "*"])  # the second is what Serve makes of 0.0.0.0
+def test_what_shows_statistics_is_bound_to_loopback_and_the_service_as_the_file_says(tmp_path: Path, host: str) -> None:
     from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE as TEMPLATE
 
-    lines = [NUMBERED.sub("8404", line) for line in TEMPLATE.splitlines() if line.strip().startswith("bind ")]
-    lines = [re.sub(r"\{\{ config\.\w+host \}\}", "10.0.0.7", line) for line in lines]
-    before = [line.split()[1] for line in lines]
-    assert sorted(before) == ["*:8404", "10.0.0.7:8404", "10.0.0.7:8404", ":8404"], "Serve's template is another"
-    after = [line.split()[1] for line in written(tmp_path, "\n".join(lines))[0]]
-    assert sorted(after) == ["10.0.0.7:8404", "10.0.0.7:8404", "127.0.0.1:8404", "127.0.0.1:8404"]
+    lines = [line for line in TEMPLATE.splitlines() if re.match(r" *bind |(frontend|listen) ", line)]
+    lines = [re.sub(r"\{\{ config\.\w+host \}\}", host, NUMBERED.sub("8404", line)) for line in lines]
+    assert sorted(bound(lines)) == sorted(["*:8404", f"{host}:8404", f"{host}:8404", ":8404"]), "another template"
+    after = bound(written(tmp_path, "\n".join(lines))[0])
+    assert sorted(after) == sorted([f"{host}:8404", f"{host}:8404", "127.0.0.1:8404", "127.0.0.1:8404"])
+
+
+def bound(lines: list[str]) -> list[str]:
+    return [line.split()[1] for line in lines if line.strip().startswith("bind ")]
 
 
 def test_the_file_decides_where_the_service_itself_listens(tmp_path: Path) -> None:

@@ -52,9 +52,9 @@ async def plain(client: httpx.AsyncClient, number: int) -> str:
     return str(response.json()["choices"][0]["text"])
 
 
-async def streamed(client: httpx.AsyncClient, number: int) -> Streamed:
-    """Read to the end. Raises what httpx raises where the connection was cut."""
-    seen = Streamed()
+async def streamed(client: httpx.AsyncClient, number: int, seen: Streamed | None = None) -> Streamed:
+    """Read to the end. Raises what httpx raises where the connection was cut.  seen: is told what comes, as it comes"""
+    seen = Streamed() if seen is None else seen
     async with client.stream("POST", "/v1/completions", json=body(number, stream=True)) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():

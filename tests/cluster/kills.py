@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -199,9 +200,9 @@ def in_numbers(house: House, seen: Seen) -> dict[str, object]:
     }
 
 
-def begun(folder: Path) -> tuple[House, str, dict[str, str]]:
+def begun(folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> tuple[House, str, dict[str, str]]:
     """A service that is ready, the key of an administrator, and those of the tenants."""
-    house = House(folder, with_two_of_each)
+    house = House(folder, with_two_of_each, environment)
     admin = house.command("keys", "create", "--admin")["key"]
     keys = {}
     for tenant in TENANTS:

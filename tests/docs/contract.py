@@ -9,7 +9,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from serve_app.api.dialects import DIALECTS, UNION, Dialect
+from serve_app.api.dialects import DIALECTS, UNION, Dialect, error_status
 from serve_app.api.embeddings import EMBEDDINGS
 from serve_app.api.forms.form import Parameter, Terms
 from serve_app.api.limits import DEFAULT_LIMITS
@@ -194,9 +194,9 @@ def errors() -> str:
     rows = []
     for each in error_classes():
         other = {
-            name: dialect.status_of(status=each.status, code=each.code)
+            name: error_status(each, dialect)
             for name, dialect in DIALECTS.items()
-            if dialect.status_of(status=each.status, code=each.code) != each.status
+            if error_status(each, dialect) != each.status
         }
         elsewhere = ", ".join(f"{name} {status}" for name, status in other.items()) or "–"
         assert each.__doc__ is not None

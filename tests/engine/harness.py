@@ -40,7 +40,7 @@ def config(path: Path | str, **changes: object) -> EngineConfig:
 
 def exchange_storage(store: KeyValueStore, storage: Any) -> None:
     """Have everything of the store use another storage, or one around its own."""
-    store.storage = store._filling._storage = store._releases._storage = storage
+    store.storage = store._filling.storage = store._releases._storage = storage
 
 
 def make_engine(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -14,8 +14,8 @@ from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Accounts, attribute
-from serve_app.engine.scheduler.pace import Pace
-from serve_app.engine.scheduler.policy import FairShares, Policy, Rules
+from serve_app.engine.scheduler.planner import Pace
+from serve_app.engine.scheduler.policy import NONE_BEYOND, Beyond, Claim, FairShares, Key, Rules, divided
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
@@ -63,6 +63,33 @@ class NoPace(Pace):
         return num_beyond
 
 
+class FirstCome(FairShares):
+    """The plain reference: first come, first served, whoever asks."""
+
+    def line_of(self, share: Share) -> Hashable:
+        return ()
+
+    def turn_key(self, share: Share, *, owed: float, since: float, is_kept: bool, number: int, now: float) -> Key:
+        return 0, 0.0, number
+
+    def divide(self, claims: Items[Claim], amount: int) -> list[int]:
+        return divided(claims, amount, price=0.0, lump=max(amount, 1))
+
+    def rows(self, decoding: Items[Share], allowed: Callable[[int, int], int]) -> tuple[set[int], Beyond]:
+        return set(), NONE_BEYOND
+
+    def victim(self, running: Items[Share]) -> int:
+        return len(running) - 1
+
+    def giver(
+        self, running: Items[Share], debts: Items[float], claimant: Share, *, resumes: Callable[[int], bool]
+    ) -> int | None:
+        return None
+
+    def may_take_spare(self, running: Items[Share], owed: Mapping[str, float], claimant: Share) -> bool:
+        return False
+
+
 @dataclass
 class Simulation:
     """Steps of a scheduler whose sequences generate as many tokens as they were asked for.
@@ -83,7 +110,7 @@ class Simulation:
     prefix_cache: bool = False
     pace: Pace = field(default_factory=lambda: NoPace(2.0))
     queue_kind: type[WaitingQueue] = WaitingQueue
-    policy_kind: Callable[[Rules], Policy] = FairShares
+    policy_kind: Callable[[Rules], FairShares] = FairShares
 
     def __post_init__(self) -> None:
         self.now = 0.0

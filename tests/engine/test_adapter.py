@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from serve_app.engine.lora.matching import AdapterRefused
 
 CONTENT = bytes(range(256)) * 40
 OTHER = CONTENT[::-1]
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 def replace_atomically(path: Path, content: bytes) -> None:
@@ -47,7 +49,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("was_read", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_file_that_has_changed_is_refused(change: str, was_read: bool, path: Path) -> None:
-    file = WeightsFile(path)
+    file = WeightsFile(path, DIGEST)
     if was_read:
         assert file.read() == CONTENT
     CHANGES[change](path)
@@ -57,7 +59,7 @@ def test_a_file_that_has_changed_is_refused(change: str, was_read: bool, path: P
 
 
 def test_a_change_that_keeps_size_and_times_is_seen_by_its_contents(path: Path) -> None:
-    file = WeightsFile(path)
+    file = WeightsFile(path, DIGEST)
     file.read()
     status = path.stat()
     write_in_place(path, OTHER)
@@ -67,14 +69,14 @@ def test_a_change_that_keeps_size_and_times_is_seen_by_its_contents(path: Path) 
 
 
 def test_an_equal_file_in_its_place_is_the_same_version(path: Path) -> None:
-    file = WeightsFile(path)
+    file = WeightsFile(path, DIGEST)
     file.read()
     replace_atomically(path, CONTENT)
     assert file.read() == CONTENT
 
 
 def test_a_file_that_is_put_back_is_accepted_again(path: Path) -> None:
-    file = WeightsFile(path)
+    file = WeightsFile(path, DIGEST)
     file.read()
     replace_atomically(path, OTHER)
     with pytest.raises(AdapterRefused):

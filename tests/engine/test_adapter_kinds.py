@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
 from serve_app.catalog.adapters import read_records
-from serve_app.check.single import check_adapters
+from serve_app.check.folders import check_adapters
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.record import expert_layers
 from serve_app.engine.lora.modules import BankedModule

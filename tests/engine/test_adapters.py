@@ -96,7 +96,7 @@ def test_rows_that_kernels_change_beside_each_other_each_equal_peft_alone(
     base, folders = random_models / "llama", {name: adapter_folders[name] for name in ("plain", "rslora", "few")}
     engine = make_engine(config(base, max_num_sequences=24), folders)
     if libgomp() is not None and find_spec("serve_app.kernels.cpu") is not None:
-        assert engine._bank._step.kernels is not None, "none has DoRA's gains, with which torch computes all"
+        assert engine.bank._step.kernels is not None, "none has DoRA's gains, with which torch computes all"
     widths = {number: rows_of(engine, number) for number in (0, engine.model.module.config.num_hidden_layers - 1)}
     asked = [(request(f"{name}-{i}", adapter=name), ids) for name in [None, *folders] for i, ids in enumerate(PROMPTS)]
     outcomes = complete(engine, asked)

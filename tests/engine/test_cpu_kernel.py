@@ -14,7 +14,7 @@ from serve_app.engine.kv.lanes import SHORT, LaneStorage, RowsPlan
 from serve_app.engine.kv.storage import GroupedPlan, KeyValueShape, Reading
 from serve_app.kernels.cpu import rows as kernels
 from serve_app.kernels.cpu.attention import STRETCH, Form
-from serve_app.kernels.cpu.compiling import Code
+from serve_app.kernels.cpu.compiling import Kernel
 from serve_app.kernels.cpu.rows import RowsKernel, Table, rows_kernel
 from serve_app.kernels.forms import Row, Scoring
 from serve_app.kernels.openmp import libgomp
@@ -240,6 +240,6 @@ def test_a_kernel_that_cannot_be_made_or_is_wrong_is_not_used(
     def refuse(*_: object) -> None:
         raise RuntimeError("no LLVM")
 
-    monkeypatch.setattr(Code, "__init__", refuse)
+    monkeypatch.setattr(Kernel, "__init__", refuse)
     assert make(2, DIM, torch.float32) is None
     assert "no LLVM" in caplog.text

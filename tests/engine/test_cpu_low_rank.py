@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from serve_app.engine.lora.modules import Parts
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
-from serve_app.kernels.cpu.compiling import Code
+from serve_app.kernels.cpu.compiling import Kernel
 from serve_app.kernels.cpu.low_rank import LowRankChanges, low_rank_kernels
 from serve_app.kernels.interface import adapter_kernels
 from serve_app.kernels.openmp import libgomp
@@ -214,6 +214,6 @@ def test_where_none_can_be_made_torch_computes(
     def missing(*_: object, **__: object) -> object:
         raise RuntimeError("no LLVM")
 
-    monkeypatch.setattr(Code, "__init__", missing)
+    monkeypatch.setattr(Kernel, "__init__", missing)
     assert low_rank_kernels.__wrapped__(torch.float32) is None
     assert "no LLVM" in caplog.text

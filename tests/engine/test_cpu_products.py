@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight, PackedLinear, make_linear, pays
+from serve_app.engine.decoder.linears import NUM_ROWS, OneDnnWeight, PackedLinear, pays
 from serve_app.kernels.cpu import compiling, products
 from serve_app.kernels.cpu.products import MAX_ROWS, MIDDLE, ROWS, LaidOut, WholeRows
 from serve_app.kernels.openmp import libgomp
@@ -93,8 +93,7 @@ def test_any_number_of_threads_gives_the_same_bits(outputs: int) -> None:
 def test_small_weights_are_laid_out_where_our_kernel_reads_them() -> None:
     small, tiny, odd = drawn(256, 128), drawn(64, 64), drawn(250, 128)
     assert [pays(each) for each in (small, tiny, odd, small.float())] == [True, False, False, False]
-    packed = make_linear(small, None)
-    assert isinstance(packed, PackedLinear)
+    packed = PackedLinear(small)
     assert isinstance(packed.kept, OneDnnWeight)
     assert packed.kept.ours is not None
     x = drawn(3, 128)
@@ -181,7 +180,7 @@ def test_where_no_kernel_can_be_made_onednn_computes(
         raise RuntimeError("LLVM ended")
 
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True, "amx_tile": False})
-    monkeypatch.setattr(compiling.Code, "__init__", refuse)
+    monkeypatch.setattr(compiling.Kernel, "__init__", refuse)
     assert products._kernel.__wrapped__() is None
     assert "LLVM ended" in caplog.text
 

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.policy import FairShares, Policy, Rules
+from serve_app.engine.scheduler.policy import FairShares, Rules
 from serve_app.engine.scheduler.sequence import Batch
-from tests.engine.simulated import Simulation
+from tests.engine.simulated import FirstCome, Simulation
 
 A, B = Share(flow="a"), Share(flow="b")
 LONGEST_PROMPT = 1000
@@ -193,7 +193,7 @@ def test_with_one_flow_every_step_is_that_of_first_come_first_served(seed: int) 
 
     def batches(*, is_reference: bool) -> list[list[tuple[str, int, int]]]:
         generator = random.Random(seed)
-        policy = Policy if is_reference else FairShares
+        policy = FirstCome if is_reference else FairShares
         simulation = Simulation(
             num_places=6,
             num_blocks=40,

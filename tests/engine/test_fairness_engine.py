@@ -12,7 +12,7 @@ from serve_app.api.listings import replica_state
 from serve_app.core.prompt import Prompt
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
-from serve_app.engine.scheduler.pace import Pace
+from serve_app.engine.scheduler.planner import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import Outcome, collect, complete, config, make_engine, request, sequences
 from tests.fakes import replica_card

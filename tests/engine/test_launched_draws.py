@@ -14,9 +14,8 @@ from torch import Tensor
 
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplingParams, StopParams
 from serve_app.engine.decoder.memory import HostCopy
-from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.masks import StepMasks
-from serve_app.engine.sampling.sampler import SampledSpan, Sampler, can_launch_ahead
+from serve_app.engine.sampling.sampler import SampledSpan, Sampler, Scored, can_launch_ahead
 from serve_app.engine.sampling.stages import STAGES, Parameters, order_of, stages_of
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from tests.engine.sampling_reference import row

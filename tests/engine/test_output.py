@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.delta import Delta, FinishReason
-from serve_app.core.request import GenerationRequest, LogprobParams
-from serve_app.engine.sampling.logprobs import Scored
+from serve_app.core.request import Continued, GenerationRequest, LogprobParams, StopParams
 from serve_app.engine.sampling.output import Output
-from serve_app.engine.sampling.sampler import SampledSpan
+from serve_app.engine.sampling.sampler import SampledSpan, Scored
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.conftest import DEMO
@@ -39,6 +38,10 @@ def given(
     """What comes out where these tokens are drawn behind a prompt, one in each step, until it ends."""
     output = Output(tokenizer, frozenset(), clock=clock)
     one = Sequence(asked, [COLON], sample=0, max_tokens=20, detokenizer=tokenizer.detokenizer([COLON]))
+    return committed(output, one, token_ids)
+
+
+def committed(output: Output, one: Sequence, token_ids: list[int]) -> list[Delta]:
     deltas = []
     for token_id in token_ids:
         if not one.is_finished:
@@ -80,6 +83,22 @@ def test_a_text_whose_time_is_over_ends_at_its_next_line_break(
     assert (deltas[-1].finish is not None) == (count < 6)
     if deltas[-1].finish is not None:
         assert deltas[-1].finish.reason is FinishReason.LENGTH
+
+
+def test_the_time_of_a_text_that_was_begun_elsewhere_begins_behind_what_was_told(tokenizer: TextTokenizer) -> None:
+    """Whoever moved it has taken off what was over, and no line break that was told is late."""
+    seconds, line = itertools.count(5), tokenizer.encode_text("\n")[-1]
+    stop = replace(ASKED.stop, max_predict_s=1.5).after(1.0)
+    begun = Continued(token_ids=(DASH, line, line, line))
+    asked = replace(ASKED, stop=stop, logprobs=None, continued=(begun,))
+    output = Output(tokenizer, frozenset(), clock=lambda: float(next(seconds)))
+    one = Sequence(asked, [COLON], sample=0, max_tokens=20, detokenizer=tokenizer.detokenizer([COLON]))
+    output.go_on(one)
+    assert not one.is_finished
+    deltas = committed(output, one, [DASH, line, DASH])
+    assert [delta.finish is not None for delta in deltas] == [False, True]
+    assert StopParams().after(9.0) == StopParams()
+    assert stop.after(9.0).max_predict_s > 0, "which would be no limit"
 
 
 def test_a_stop_that_breaks_a_character_has_no_entry(tokenizer: TextTokenizer) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from serve_app.core.shares import Priority, Share
-from serve_app.engine.scheduler.pace import LOOK_AGAIN, LOOK_SELDOM, MOST_GROWTH, Pace
+from serve_app.engine.scheduler.planner import LOOK_AGAIN, LOOK_SELDOM, MOST_GROWTH, Pace
 from tests.engine.simulated import NoPace, Prices, Simulation
 
 CPU = Prices(step_s=0.032, prompt_s=0.0025, decode_s=0.0021)

@@ -19,9 +19,8 @@ from serve_app.core.request import (
     StopParams,
 )
 from serve_app.engine.sampling.draw import draw_tokens
-from serve_app.engine.sampling.logprobs import score
 from serve_app.engine.sampling.noise import Stream, gumbel, key, keys_tensor, pick, uniform
-from serve_app.engine.sampling.sampler import Sampler
+from serve_app.engine.sampling.sampler import Sampler, score
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.conftest import DEMO
 from tests.engine.harness import complete, config, make_engine, request

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.core.request import DryParams
-from serve_app.engine.sampling.repeats import Repeats, z_function
+from serve_app.engine.sampling.state import Repeats, z_function
 from tests.engine.sampling_reference import dry_penalties
 
 pytestmark = pytest.mark.slow

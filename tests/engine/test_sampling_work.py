@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from serve_app.core.request import SamplingParams
 from serve_app.engine.sampling.candidates import Scratch, likeliest, sorted_largest
 from serve_app.engine.sampling.draw import draw_tokens
-from serve_app.engine.sampling.logprobs import score
-from serve_app.engine.sampling.sampler import Sampler
+from serve_app.engine.sampling.sampler import Sampler, score
 from tests.engine.sampling_reference import row
 
 pytestmark = pytest.mark.slow

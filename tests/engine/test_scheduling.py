@@ -13,7 +13,7 @@ from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.storage import Holding, Storage
-from serve_app.engine.scheduler.pace import Pace
+from serve_app.engine.scheduler.planner import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
 from tests.engine.harness import collect, complete, config, drain, exchange_storage, make_engine, request, sequences
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,11 +27,12 @@ SECONDS = 60
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Adapters of one configuration, `a` and `b`, and a wide one."""
+    """Adapters of one configuration, `a` and `b`, and a wide one, whose configuration PEFT alone can match."""
     out, module = tmp_path_factory.mktemp("adapters"), load_model(config(DEMO)).module
     for seed, name in enumerate("ab"):
         save_adapter(out / name, module, rank=8, seed=seed)
-    save_adapter(out / "wide", module, rank=64, seed=3)
+    wide = save_adapter(out / "wide", module, rank=64, seed=3) / "adapter_config.json"
+    wide.write_text(json.dumps(json.loads(wide.read_text()) | {"exclude_modules": ["nothing_of_this_name"]}))
     return out
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -14,10 +16,10 @@ from serve_app.core.tenants import Identity, Rights, Scope, Tenant
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.router import door_for
 from serve_app.http.app import build_app
-from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys
+from serve_app.http.guard import OPEN_DOOR, Door, anybody, door_without_keys, heard_all
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
-from serve_app.tenants.keys import Directory, Key, digest_of, new_key
+from serve_app.tenants.keys import Directory, Key, KeyCache, digest_of, new_key
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
 PEPPER = b"p" * 32
@@ -109,6 +111,26 @@ async def test_no_route_but_health_front_and_the_consoles_files_answers_without_
             assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
 
 
+async def test_gateways_read_queues_without_a_key_where_the_operator_says_so_and_no_tenants(backend) -> None:
+    known = directory()
+    accounts: Any = SimpleNamespace(
+        identify=lambda key: known.identify(key, 1.0), look_again=heard_all, origins=frozenset, administer=None
+    )
+    door = door_for(RouterSettings(auth="keys", gateway_metrics=True), accounts, "0.0.0.0")
+    fleet = Fleet("router-0")
+    fleet.put(backend.card, backend)
+    transport = httpx.ASGITransport(app=build_app(Router(fleet), door=door))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        told = await client.get("/metrics")
+        assert (told.status_code, (await client.get("/metrics", headers=key("only infer"))).status_code) == (200, 403)
+        assert "serve_app_" in (await client.get("/metrics", headers=key("only metrics"))).text
+        assert [(await client.get(path)).status_code for path in ("/live", "/v1/models")] == [401, 401]
+    await fleet.close()
+    series = [line for line in told.text.splitlines() if not line.startswith("#")]
+    assert len(series) == 5
+    assert all(line.startswith("vllm:") for line in series)
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -138,6 +160,35 @@ async def test_a_key_opens_the_door_in_either_header(client: httpx.AsyncClient, 
 async def test_health_is_open_and_names_no_model(client: httpx.AsyncClient) -> None:
     response = await client.get("/health")
     assert (response.status_code, response.json()["models"]) == (503, [])
+
+
+async def test_a_router_that_knows_no_keys_is_not_ready(client: httpx.AsyncClient, backend: FakeBackend) -> None:
+    assert (await client.get("/ready")).json() == {"status": "ok"}
+    held, fleet = KeyCache(grace_s=10.0), Fleet("router-0")
+    fleet.put(backend.card, backend)
+    door = Door(identify=lambda key: held.identify(key, now=1.0, at=1.0))
+    transport = httpx.ASGITransport(app=build_app(Router(fleet, RouterConfig()), door=door))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as alone:
+        response = await alone.get("/ready")
+        assert (response.status_code, "whose keys" in response.json()["reason"]) == (503, True)
+    await fleet.close()
+
+
+async def test_a_router_that_stood_still_hears_of_keys_anew_before_it_refuses(backend: FakeBackend) -> None:
+    held, fleet, now = KeyCache(grace_s=10.0), Fleet("router-0"), [0.0]
+    fleet.put(backend.card, backend)
+
+    async def look_again(presented: str) -> None:
+        held.hear(directory(), now[0])
+
+    await look_again("")
+    now[0] = 3600.0
+    door = Door(identify=lambda key: held.identify(key, now=1.0, at=now[0]), look_again=look_again)
+    transport = httpx.ASGITransport(app=build_app(Router(fleet, RouterConfig()), door=door))
+    async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
+        response = await client.post("/v1/completions", json=asking("tiny"), headers=key("whole"))
+    assert response.status_code == 200
+    await fleet.close()
 
 
 @pytest.mark.parametrize("path", [each for each in Path if each not in OPEN])

@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,10 @@ import pytest_asyncio
 
 from serve_app.core.delta import Frame
 from serve_app.replica.service import ModelService
+from tests.families.sighted import LLAVA, save_sighted
 from tests.flow.stack import ROUTER_ID, Stack, running_stack
+from tests.flow.test_images import of
+from tests.pictures import sent
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -23,11 +27,12 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 class Fate:
     """Replicas die behind so many frames with tokens each, until as many have died as are to.
 
-    life: frames;  num_left: deaths to come
+    life: frames;  num_left: deaths to come;  loses_last: the last frame dies with its replica
     """
 
     life: int = 0
     num_left: int = 0
+    loses_last: bool = False
     num_died: int = 0
     num_frames: int = 0
 
@@ -50,13 +55,15 @@ class Mortal:
     async def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         async with aclosing(self._service.attach(router_id)) as frames:
             async for frame in frames:
+                if frame.deltas and self._fate.loses_last:
+                    self._fate.note()
                 yield frame
-                if frame.deltas:
+                if frame.deltas and not self._fate.loses_last:
                     self._fate.note()
 
 
 async def told(stack: Stack, path: str, body: Mapping[str, Any], fate: Fate) -> list[Any]:
-    """The events of a stream. The router knows every replica, and none from before."""
+    """The events of a stream, or the body. The router knows every replica, and none from before."""
     for service in stack.services:
         card = await service.hello(ROUTER_ID)
         stack.fleet.remove(card.replica_id)
@@ -64,6 +71,8 @@ async def told(stack: Stack, path: str, body: Mapping[str, Any], fate: Fate) -> 
         stack.fleet.put(await service.hello(ROUTER_ID), Mortal(service, fate))
     response = await stack.post({"model": "demo", "stream": True, **body}, path)
     assert response.status_code == 200, response.text
+    if not body.get("stream", True):
+        return [response.json()]
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
     assert events[-1] == "[DONE]", response.text[-500:]
     return [json.loads(event) for event in events[:-1]]
@@ -150,11 +159,37 @@ async def test_a_stream_that_is_cut_anywhere_is_the_undisturbed_one(stack: Stack
     body = {"max_tokens": 14, "stream_options": {"include_usage": True}, **members}
     if "chat" not in path:
         body.setdefault("prompt", PROMPT)
-    expected, num_died = joined(await told(stack, path, body, Fate())), 0
+    assert await num_died(stack, path, body) >= 8
+
+
+async def num_died(stack: Stack, path: str, body: dict[str, Any], *, loses_last: bool = False) -> int:
+    """Of the replicas that were to die behind every frame of the answer, which is always the same."""
+    expected, found = joined(await told(stack, path, body, Fate())), 0
     for life in range(1, 15):
-        fate = Fate(life=life, num_left=2)
-        found = differs(joined(await told(stack, path, body, fate)), expected)
-        assert not found, f"replicas died behind {life} frames: {found}"
-        num_died += fate.num_died
-    assert num_died >= 8
+        fate = Fate(life=life, num_left=2, loses_last=loses_last)
+        difference = differs(joined(await told(stack, path, body, fate)), expected)
+        assert not difference, f"replicas died behind {life} frames: {difference}"
+        found += fate.num_died
     await stack.settled()
+    return found
+
+
+@pytest.mark.law("Exact failover")
+async def test_the_best_of_several_are_the_same_whoever_dies_with_some_of_them(stack: Stack) -> None:
+    """Nothing of a body is told before its completions end, each at another token here."""
+    body = {**SEEDED, "prompt": PROMPT, "max_tokens": 14, "n": 2, "best_of": 5, "stop": ["a", "u", "w"], "logprobs": 1}
+    assert await num_died(stack, "/v1/completions", {**body, "stream": False}, loses_last=True) >= 4
+
+
+@pytest.mark.law("Exact failover")
+async def test_a_stream_about_images_that_is_cut_anywhere_is_the_undisturbed_one(tmp_path: Path) -> None:
+    save_sighted(LLAVA, tmp_path)
+    body = {
+        **SEEDED,
+        "prompt": "What is <image> beside <image>?",
+        "images": [sent(1), sent(2)],
+        "max_tokens": 8,
+        "n": 2,
+    }
+    async with running_stack(**(of(tmp_path) | {"num_replicas": 3})) as seeing:
+        assert await num_died(seeing, "/v1/completions", {**body, "stream_options": {"include_usage": True}}) >= 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
@@ -118,6 +119,58 @@ async def test_what_was_computed_for_each_flow_is_told_and_ends_with_the_replica
     assert found["serve_app_replica_flow_gap", "model=tiny", "replica=r0"] == 4.0
     fleet.remove("r0")
     assert not [key for key in await samples(client) if "flow=acme" in key]
+
+
+async def test_gateways_read_one_series_per_model_of_all_of_its_replicas_in_the_names_of_vllm():
+    fleet = Fleet("router-0")
+    card = replace(model_card("tiny", adapter_card("sql"), adapter_card("new", "v2")), block_size=16)
+    card = replace(card, max_num_sequences=4, max_waiting=4)
+    backend = FakeBackend(replica_card("r0", card), is_stepped=True)
+    load = Load(num_running=3, num_waiting=2, num_blocks=100, num_free_blocks=40)
+    for replica, versions in (("r0", ("v1",)), ("r1", ())):
+        residency = Residency(versions=versions, num_slots=4)
+        fleet.put(replace(replica_card(replica, card), load=load, residency=residency), backend)
+    fleet.expect(["tiny", "idle"])
+    fleet.rest("idle", is_asleep=True)
+    transport = httpx.ASGITransport(build_app(Router(fleet)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        found = {key: value for key, value in (await samples(client)).items() if key[0].startswith("vllm:")}
+    await fleet.close()
+    asked_at = found.pop(
+        ("vllm:lora_requests_info", "max_lora=8", "model_name=tiny", "running_lora_adapters=tiny:sql",
+         "waiting_lora_adapters=")
+    )  # fmt: skip
+    assert asked_at > 1.7e9, "the time, as the picker takes the newest"
+    no_adapters = ("max_lora=0", "model_name=idle", "running_lora_adapters=", "waiting_lora_adapters=")
+    assert found.pop(("vllm:lora_requests_info", *no_adapters)) > 1.7e9
+    assert found == {
+        ("vllm:num_requests_running", "model_name=tiny"): 6,
+        ("vllm:num_requests_waiting", "model_name=tiny"): 4,
+        ("vllm:kv_cache_usage_perc", "model_name=tiny"): 0.6,
+        ("vllm:cache_config_info", "block_size=16", "model_name=tiny", "num_gpu_blocks=200"): 1,
+        ("vllm:num_requests_running", "model_name=idle"): 0,
+        ("vllm:num_requests_waiting", "model_name=idle"): 0,
+        ("vllm:kv_cache_usage_perc", "model_name=idle"): 0,
+        ("vllm:cache_config_info", "block_size=0", "model_name=idle", "num_gpu_blocks=0"): 1,
+    }
+
+
+async def test_what_waits_in_the_router_itself_waits_for_gateways_too():
+    fleet = Fleet("router-0")
+    backend = FakeBackend(replica_card("r0", replace(model_card(), max_num_sequences=4, max_waiting=4)))
+    backend.submit_gate.clear()
+    fleet.put(backend.card, backend)
+    router = Router(fleet)
+    transport = httpx.ASGITransport(build_app(router))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client, asyncio.timeout(60):
+        asking = asyncio.create_task(client.post("/v1/completions", json={"model": "tiny", "prompt": "a", "n": 3}))
+        while not router.admission.sequences["tiny"][0]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert (await samples(client))["vllm:num_requests_waiting", "model_name=tiny"] == 3
+        backend.submit_gate.set()
+        assert (await asking).status_code == 200
+        assert (await samples(client))["vllm:num_requests_waiting", "model_name=tiny"] == 0
+    await fleet.close()
 
 
 async def test_names_that_clients_invent_make_no_series(client):

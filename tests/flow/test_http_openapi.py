@@ -224,7 +224,7 @@ async def test_what_a_browser_form_and_a_slow_model_are_told_is_described_too(cl
     assert "switches Mirostat 2 on" in json.dumps(document["components"]["schemas"]["CompletionRequest"])
     loading = httpx.ASGITransport(build_app(Router(Fleet("router-1"))))
     async with httpx.AsyncClient(transport=loading, base_url="http://test") as idle:
-        for path in ("/health", "/v1/health"):
+        for path in ("/health", "/v1/health", "/ready"):
             response = await idle.get(path)
             schema = document["paths"][path]["get"]["responses"]["503"]["content"]["application/json"]["schema"]
             assert response.status_code == 503

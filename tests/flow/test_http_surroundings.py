@@ -8,7 +8,9 @@ import httpx
 import pytest
 
 from serve_app.http.app import build_app
+from serve_app.http.model_routes import NO_REPLICA
 from serve_app.router.fleet import Fleet
+from serve_app.router.link import QUIET_LOOKS
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 
@@ -58,6 +60,18 @@ async def test_health_is_ok_once_every_known_model_has_a_replica(client, fleet, 
     response = await client.get(path)
     assert (response.status_code, response.json()) == (503, {"status": "loading", "models": ["big"]})
     assert response.headers["retry-after"] == "1"
+
+
+async def test_a_router_is_ready_while_any_replica_is_heard_of_or_a_model_sleeps(client, fleet):
+    fleet.expect(["org/tiny", "big"])
+    assert ((await client.get("/ready")).status_code, (await client.get("/health")).status_code) == (200, 503)
+    for _ in range(QUIET_LOOKS + 1):
+        fleet.look()
+    unready = await client.get("/ready")
+    assert (unready.status_code, unready.headers["retry-after"]) == (503, "1")
+    assert unready.json() == {"status": "unready", "reason": NO_REPLICA}
+    fleet.rest("big", is_asleep=True)
+    assert (await client.get("/ready")).json() == {"status": "ok"}
 
 
 async def test_health_names_a_model_that_could_not_be_loaded_and_the_others_answer(client, fleet):

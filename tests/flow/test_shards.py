@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from serve_app.core.errors import EngineFailed, ReplicaLost
 from serve_app.engine.tensor_parallel.workers import Workers
 from tests.engine.harness import core_of
-from tests.flow.stack import Stack, running_stack
+from tests.flow.stack import ROUTER_ID, Stack, running_stack
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 
@@ -64,6 +65,20 @@ async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_reques
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
         with pytest.raises(ReplicaLost):
             await stack.services[0].hello("router-0")
+
+
+@pytest.mark.law("Shards")
+async def test_a_replica_that_lost_a_shard_is_lost_at_once_and_what_it_computed_goes_on_elsewhere() -> None:
+    body = {"model": "demo", "prompt": "The sea", "max_tokens": 200, "ignore_eos": True, "temperature": 0}
+    async with running_stack(num_replicas=1, tensor_parallel=2) as divided, running_stack(num_replicas=1) as whole:
+        expected = (await whole.post(body)).json()["choices"]
+        other = whole.services[0]
+        running = asyncio.create_task(divided.post(body))
+        await until(lambda: core_of(divided.services[0]).num_steps > 3)
+        divided.fleet.put(replace(await other.hello(ROUTER_ID), replica_id="whole"), other)
+        os.kill(crew_of(divided).process_ids[0], signal.SIGKILL)
+        assert (await running).json()["choices"] == expected
+        await until(lambda: [link.replica_id for link in divided.fleet.links_of()] == ["whole"])
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from serve_app.kernels.cpu.compiling import Code, Kernel, Machine, tried
+from serve_app.kernels.cpu.compiling import Kernel, Machine, tried
 from serve_app.kernels.openmp import libgomp
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
@@ -37,19 +37,19 @@ done:
 @pytest.mark.parametrize("is_short", [True, False])
 def test_every_item_is_taken_once_by_one_thread_or_several(is_short: bool) -> None:
     target = (ctypes.c_int64 * 100)(*[-1] * 100)
-    Kernel(Code(TAKE_ITEMS), "note")(ctypes.addressof(target), is_short=is_short)
+    Kernel(TAKE_ITEMS, "note")(ctypes.addressof(target), is_short=is_short)
     assert list(target) == list(range(100))
 
 
 def test_what_llvm_refuses_is_told_with_its_reason() -> None:
     with pytest.raises(RuntimeError, match="parsing error"):
-        Code("no module")
+        Kernel("no module", "note")
 
 
 def test_kernels_that_cannot_be_made_or_are_wrong_leave_it_to_torch(caplog: pytest.LogCaptureFixture) -> None:
-    assert tried("sums", lambda: Code("no module"), lambda _: True) is None
+    assert tried("sums", lambda: Kernel("no module", "note"), lambda _: True) is None
     assert "torch computes sums: no kernel could be made (LLVM IR parsing error" in caplog.text
-    assert tried("sums", lambda: Code(TAKE_ITEMS), lambda _: False) is None
+    assert tried("sums", lambda: Kernel(TAKE_ITEMS, "note"), lambda _: False) is None
     assert "torch computes sums: the kernel is wrong" in caplog.text
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.check.single import check_adapters
+from serve_app.check.folders import check_adapters
 from tests.flow.stack import running_stack
 from tests.notebooks.execute import FOLDER, NOTEBOOKS, read
 

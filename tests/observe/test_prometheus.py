@@ -57,6 +57,12 @@ def test_what_is_written_names_the_service_and_the_prometheus_that_were_asked_fo
     assert {file.stem for file in Path(provider["options"]["path"]).iterdir()} == {"service", "replicas", "tenants"}
 
 
+def test_prometheus_presents_a_key_where_its_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, key_file="/keys/of prometheus")
+    [job] = yaml.safe_load((tmp_path / "prometheus.yaml").read_text())["scrape_configs"]
+    assert job["authorization"] == {"credentials_file": "/keys/of prometheus"}
+
+
 @needs("promtool")
 def test_alerts_fire_where_they_are_due_and_nowhere_else() -> None:
     examples = Path(__file__).parent / "rules_test.yaml"

@@ -46,6 +46,21 @@ async def test_a_stream_that_is_closed_with_deltas_pending_gives_them_and_ends()
     assert frame.load.num_running == 3
 
 
+async def test_a_heartbeat_is_a_frame_where_there_is_nothing_else_to_tell() -> None:
+    outbox, spent = Outbox(100), Spent(flow="a", prompt_tokens=1)
+    outbox.put([Delta(request_id="a", sample=0)], Load(spent=(spent,)))
+    for num_running in (1, 2):
+        outbox.beat(Load(num_running=num_running, spent=(spent,)))
+    frames = outbox.frames()
+    async with asyncio.timeout(60):
+        first = await anext(frames)
+        assert (len(first.deltas), first.load) == (1, Load(num_running=2, spent=(spent,)))
+        outbox.beat(Load(num_running=3, spent=(spent,)))
+        assert await anext(frames) == Frame(deltas=(), load=Load(num_running=3))
+    outbox.close()
+    assert await read(outbox) == []
+
+
 async def test_a_stream_closed_while_its_frame_is_read_ends() -> None:
     outbox = Outbox(100)
     outbox.put([Delta(request_id="a", sample=0)], Load())

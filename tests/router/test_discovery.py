@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -200,18 +201,36 @@ async def test_the_replicas_of_a_deleted_application_leave_the_fleet() -> None:
     assert set(table.backends) == {"o"}
 
 
-async def test_what_was_known_stays_where_the_cluster_cannot_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = TownCluster(demo=seen("a"))
+@pytest.mark.parametrize("is_silent", [True, False])
+async def test_what_was_known_stays_and_is_greeted_where_the_cluster_cannot_be_asked(
+    monkeypatch: pytest.MonkeyPatch, is_silent: bool
+) -> None:
+    """A controller that is gone ends no lease of a router."""
+    cluster, is_back = TownCluster(demo=seen("a")), asyncio.Event()
     discovery, table = discovery_of(cluster)
     await discovery.look()
+    applications, num_asked = cluster.applications, 0
 
     async def unreachable() -> Mapping[str, Deployed]:
-        raise ConnectionError
+        nonlocal num_asked
+        num_asked += 1
+        if not is_silent:
+            raise ConnectionError
+        await is_back.wait()
+        return await applications()
 
+    monkeypatch.setattr("serve_app.router.discovery.ANSWER_S", 0.01)
     monkeypatch.setattr(cluster, "applications", unreachable)
-    with pytest.raises(ConnectionError):
+    for replica_ids in (("a",), ("a", "b")):
+        cluster.answers["demo"] = seen(*replica_ids)
         await discovery.look()
-    assert set(table.backends) == {"a"}
+        assert set(table.backends) == set(replica_ids)
+    assert num_asked == (1 if is_silent else 2), "a question that hangs is asked once"
+    cluster.answers["other"], cluster.coming["other"] = seen("o"), True
+    monkeypatch.setattr(cluster, "applications", applications)
+    is_back.set()
+    await discovery.look()
+    assert set(table.backends) == {"a", "b", "o"}
 
 
 async def test_the_router_hears_of_its_own_end() -> None:

@@ -48,6 +48,20 @@ async def test_a_stream_goes_on_where_it_stopped_whatever_of_it_was_taken(fleet)
     assert outstanding(fleet) == 0
 
 
+async def test_the_time_that_a_completion_may_take_counts_on_where_it_goes_on(fleet):  # noqa: F811
+    backends = [make_backend(f"r{number}", is_stepped=True) for number in range(3)]
+    add(fleet, *backends)
+    async with Router(fleet).open(make_request(max_tokens=9, stream=True, t_max_predict_ms=60_000)) as run:
+        for _ in range(2):
+            (backend,) = (each for each in backends if each.num_live)
+            backend.step()
+            await anext(run)
+            backend.die(ConnectionResetError("gone"))
+            await settle()
+        limits = {submitted.stop.max_predict_s for each in backends for (submitted,) in each.submissions}
+    assert (max(limits), len(limits)) == (60.0, 3)
+
+
 async def test_completions_that_have_ended_are_not_asked_for_again(fleet):  # noqa: F811
     def of_lengths(request: GenerationRequest, sample: int) -> list[str]:
         return [f" s{sample}w{position}" for position in range(1 + 2 * sample)]

@@ -214,6 +214,34 @@ async def test_an_adapter_without_a_canary_is_not_counted(house: House) -> None:
     assert house.rollouts[0].told(entry) == replace(entry, canary=None)
 
 
+async def test_a_canary_with_too_few_requests_is_held_and_told_once_and_goes_on_when_they_come(
+    house: House, tried: PublishedAdapter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    [rollouts, _] = house.rollouts
+    house.observe(canary_of(tried))
+    rollouts.look()
+    assert not rollouts.held
+    rollouts.settings = replace(SETTINGS, hold_after_s=1e-6)
+    for _ in range(2):
+        rollouts.look()
+        await house.idle()
+    assert [each.adapter for each in rollouts.held] == [tried]
+    assert house.meaning().canary == tried.canary
+    assert rollouts.decisions == Counter({"hold": 1})
+    listed = rollouts.told(house.publishings[0].entry("tiny", "sql")).canary
+    assert listed is not None
+    why = "requests that came to this router: 1 of it, 0 of the version beside it; 4 of each are needed"
+    assert listed.held == why
+    told = [each.getMessage() for each in caplog.records if "hold tiny:sql" in each.getMessage()]
+    assert [each.endswith(why) for each in told] == [True]
+    for version in (tried.version, canary_of(tried)):
+        for _ in range(SETTINGS.requests):
+            house.observe(version)
+    await house.idle()
+    assert rollouts.decisions == Counter({"hold": 1, "widen": 1})
+
+
 def counted(house: House, *, router: int) -> int:
     canary = house.rollouts[router].told(house.publishings[router].entry("tiny", "sql")).canary
     assert canary is not None

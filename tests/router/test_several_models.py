@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.explanation import parameters_of
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
+from serve_app.api.listings import parameters_of
 from serve_app.api.parse import COMPLETION
 from serve_app.api.responses import ResponseHead
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound, Overloaded

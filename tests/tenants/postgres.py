@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, on loopback, with a folder, a user and a password that nothing else has."""
+"""A PostgreSQL server of the tests' own, with a folder, a user and a password that nothing else has."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def folder_of_programs() -> Path | None:
 
 
 class Server:
-    """A running one. It is ended by its process, and its folder removed."""
+    """A running one. It is ended by its process, and its folder removed.  host: the address that it listens on"""
 
-    def __init__(self, programs: Path) -> None:
-        self._programs = programs
+    def __init__(self, programs: Path, host: str = "127.0.0.1") -> None:
+        self._programs, self._host = programs, host
         self._user = SERVICE_USER if os.getuid() == 0 else getpass.getuser()
         self._folder = Path(tempfile.mkdtemp(prefix="serve_app-postgres-"))
         self._password = secrets.token_hex(16)
@@ -74,7 +74,7 @@ class Server:
 
     def _url(self, database: str) -> URL:
         return URL.create(
-            "postgresql+psycopg", ROLE, self._password, host="127.0.0.1", port=self.port, database=database
+            "postgresql+psycopg", ROLE, self._password, host=self._host, port=self.port, database=database
         )
 
     def _initialise(self) -> None:
@@ -92,9 +92,11 @@ class Server:
             "en",
         ]  # of letters as people have it, where `~` is before 0
         self._run("initdb", *words, *order, "--encoding", "UTF8", "--locale", "C", "--no-sync")
+        with Path(self._data, "pg_hba.conf").open("a", encoding="ascii") as rules:
+            rules.write("host all all samenet scram-sha-256\n")
 
     def _start(self) -> subprocess.Popen[bytes]:
-        settings = {"listen_addresses": "127.0.0.1", "port": self.port, "fsync": "off", "unix_socket_directories": ""}
+        settings = {"listen_addresses": self._host, "port": self.port, "fsync": "off", "unix_socket_directories": ""}
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         command = [str(self._programs / "postgres"), "-D", self._data, *words]
         process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **self._as_user())
@@ -109,7 +111,7 @@ class Server:
     def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
         for _ in range(WAIT_S * 10):
             ready = subprocess.run(
-                [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port), "-t", "1"],
+                [str(self._programs / "pg_isready"), "-q", "-h", self._host, "-p", str(self.port), "-t", "1"],
                 check=False,
             )
             if ready.returncode == 0:

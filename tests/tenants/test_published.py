@@ -269,14 +269,28 @@ def test_a_store_without_canaries_is_read_and_gets_their_table_with_the_first_ch
     old.close()
 
 
-def test_a_file_without_canaries_is_read(tmp_path: Path) -> None:
+def test_a_file_without_canaries_is_one_that_earlier_versions_read(tmp_path: Path) -> None:
     file = PublishedFile(tmp_path / "adapters.json")
     expected = file.change(publishing("v1"))
-    written = json.loads((tmp_path / "adapters.json").read_text())
-    for each in written["adapters"]:
-        del each["canary"]
-    (tmp_path / "adapters.json").write_text(json.dumps(written))
+    [written] = json.loads((tmp_path / "adapters.json").read_text())["adapters"]
+    assert set(written) == {"base", "name", "version", "path", "previous", "published_at", "by"}
     assert file.read() == expected
+    assert file.change(publishing("v2", share=0.05)) == file.read()
+
+
+def test_a_canary_that_is_held_stays_and_of_several_routers_one_event_tells_it_for_each_share(url: str) -> None:
+    store = TenantStore(url)
+    change_published(store, publishing("v1"))
+    before = change_published(store, publishing("v2", share=0.05, at=10.0))
+    held = doing("hold", version="v2", tried=0.05, by="rollout", reason="3 requests", at=20.0)
+    assert [change_published(store, held) for _ in range(2)] == [before, before]
+    change_published(store, doing("widen", version="v2", share=0.25, tried=0.05, at=30.0))
+    change_published(store, held)  # of a router that has not heard
+    change_published(store, replace(held, tried=0.25, at=40.0))
+    told = [each.action.removesuffix(" adapter") for each in store.events()]
+    assert told == ["publish", "publish", "hold", "widen", "hold"]
+    assert store.events()[2].details["reason"] == "3 requests"
+    store.close()
 
 
 def test_a_store_that_an_earlier_version_made_gets_its_table_with_the_first_change(url: str) -> None:

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.core.prompt import Prompt
-from serve_app.text.offsets import meant_places, written_places
-from serve_app.text.tokenizer import TextTokenizer
+from serve_app.text.tokenizer import TextTokenizer, meant_places, written_places
 
 pytestmark = pytest.mark.slow
 

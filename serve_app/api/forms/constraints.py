@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from serve_app.api.error_text import shown
@@ -29,7 +28,7 @@ from serve_app.api.forms.schema import (
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import Constraint, ConstraintKind
 
-ANY_OBJECT: Mapping[str, object] = MappingProxyType({"type": "object"})
+ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 JSON_TEXT = "an object, or JSON of one in a string"
 
 
@@ -141,14 +140,12 @@ def _tagged_schema(sent: object, value: Value) -> Constraint:
     return _schema_constraint(sent, value, f'an object whose "value" is {JSON_TEXT}')
 
 
-TAGGED: Mapping[str, Callable[[object, Value], Constraint]] = MappingProxyType(
-    {
-        "regex": _tagged_text("regex"),
-        "json_schema": _tagged_schema,
-        "lark": _tagged_text("lark"),
-        "llguidance": _tagged_llguidance,
-    }
-)
+TAGGED: Mapping[str, Callable[[object, Value], Constraint]] = {
+    "regex": _tagged_text("regex"),
+    "json_schema": _tagged_schema,
+    "lark": _tagged_text("lark"),
+    "llguidance": _tagged_llguidance,
+}
 """What the `value` of a grammar means, by its `type`."""
 
 
@@ -179,15 +176,13 @@ def _format_structural_tag(sent: Mapping[str, object], value: Value) -> Constrai
     return _constraint("structural_tag", _written(sent), value)
 
 
-FORMATS: Mapping[str, Callable[[Mapping[str, object], Value], Constraint | None]] = MappingProxyType(
-    {
-        "text": lambda sent, value: None,
-        "json_object": _format_json_object,
-        "json_schema": _format_json_schema,
-        "grammar": _format_grammar,
-        "structural_tag": _format_structural_tag,
-    }
-)
+FORMATS: Mapping[str, Callable[[Mapping[str, object], Value], Constraint | None]] = {
+    "text": lambda sent, value: None,
+    "json_object": _format_json_object,
+    "json_schema": _format_json_schema,
+    "grammar": _format_grammar,
+    "structural_tag": _format_structural_tag,
+}
 """What a response format asks for, by its `type`."""
 
 
@@ -316,16 +311,14 @@ class StructuralTag:
         return ResponseFormat().read(replace(value, sent={**tag, "type": "structural_tag"}))
 
 
-KINDS: Mapping[str, Form] = MappingProxyType(
-    {
-        "json": JsonSchema(),
-        "regex": REGEX,
-        "choice": Choices(),
-        "grammar": GUIDED_GRAMMAR,
-        "json_object": AnyObject(),
-        "structural_tag": StructuralTag(),
-    }
-)
+KINDS: Mapping[str, Form] = {
+    "json": JsonSchema(),
+    "regex": REGEX,
+    "choice": Choices(),
+    "grammar": GUIDED_GRAMMAR,
+    "json_object": AnyObject(),
+    "structural_tag": StructuralTag(),
+}
 COMPACT = "disable_any_whitespace"
 NEUTRAL_OPTIONS = ("disable_additional_properties", "whitespace_pattern")
 

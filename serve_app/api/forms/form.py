@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Protocol, TypeGuard
 
 from pydantic import Field
@@ -98,15 +97,12 @@ class Form(Protocol):
 
     def words(self, terms: Terms) -> str:
         """Return what a value must be, to stand behind "must be"."""
-        ...
 
     def schema(self, terms: Terms) -> Schema:
         """Return the JSON schema of the values that it takes."""
-        ...
 
     def read(self, value: Value) -> object:
         """Return the value as `CompletionRequest` holds it. Raises InvalidRequest that says `words`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +139,7 @@ class Integer:
     low: Bound
     high: Bound = INT32_MAX
     besides: str | Callable[[Terms], str] = ""
-    read_as: Mapping[int, int | None] = field(default_factory=lambda: MappingProxyType({}))
+    read_as: Mapping[int, int | None] = field(default_factory=dict)
 
     def words(self, terms: Terms) -> str:
         besides = self.besides(terms) if callable(self.besides) else self.besides
@@ -270,24 +266,20 @@ class Text:
         return num_chars >= self.min_chars and (self.max_chars is None or num_chars <= self.max_chars(terms))
 
 
+@dataclass(frozen=True, slots=True)
 class FlagOr:
     """A boolean or one word."""
 
-    __slots__ = ("_word",)
-
-    def __init__(self, word: str) -> None:
-        self._word = word
+    word: str
 
     def words(self, terms: Terms) -> str:
-        return f'a boolean or "{self._word}"'
+        return f'a boolean or "{self.word}"'
 
     def schema(self, terms: Terms) -> Schema:
-        return either(BOOLEAN, {"const": self._word})
+        return either(BOOLEAN, {"const": self.word})
 
     def read(self, value: Value) -> bool | str:
-        if isinstance(value.sent, bool):
-            return value.sent
-        if not (isinstance(value.sent, str) and value.sent == self._word):
+        if not (isinstance(value.sent, bool) or (isinstance(value.sent, str) and value.sent == self.word)):
             raise value.refused(self.words(value.terms))
         return value.sent
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from serve_app.api.error_text import shown
 from serve_app.api.forms.form import Terms, Value, check_amount
@@ -18,16 +17,14 @@ ALLOWED = "the base64 of a PNG, JPEG, GIF or WebP file, bare or as data:image/pn
 MOST_IMAGES = "hold at most {} images"
 NO_URL = "No address is ever fetched: send what is there."
 # Kinds by the beginning of the file in base64.
-BEGINNINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "iVBORw0KGgo": "image/png",
-        "/9j/": "image/jpeg",
-        "R0lGODdh": "image/gif",
-        "R0lGODlh": "image/gif",
-        "UklGR": "image/webp",
-    }
-)
-OTHER_MIMES: Mapping[str, str] = MappingProxyType({"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg"})
+BEGINNINGS: Mapping[str, str] = {
+    "iVBORw0KGgo": "image/png",
+    "/9j/": "image/jpeg",
+    "R0lGODdh": "image/gif",
+    "R0lGODlh": "image/gif",
+    "UklGR": "image/webp",
+}
+OTHER_MIMES: Mapping[str, str] = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg"}
 HEADER = re.compile(r"(?:data:)?([a-z]+/[a-z0-9.+-]+)(?:;[a-z-]+=[^;,]*)*(?:;base64)?,", re.IGNORECASE)
 MAX_HEADER_CHARS = 200
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)

@@ -189,7 +189,9 @@ def _part(sent: object, path: str, limits: WireLimits | None) -> Message:
         text = _text(sent.get(kind), f"{path}.{kind}")
         return {"type": "text", "text": text} if kind == "refusal" else sent
     if isinstance(sent, dict) and kind == IMAGE and limits is not None:
-        return {"type": "image", IMAGE: _image(sent.get(IMAGE), f"{path}.{IMAGE}", limits)}
+        image, where = sent.get(IMAGE), f"{path}.{IMAGE}"
+        image, where = (image.get("url"), f"{where}.url") if isinstance(image, dict) else (image, where)
+        return {"type": "image", IMAGE: read_image(image, where, limits)}
     if isinstance(kind, str) and any(medium in kind for medium in MEDIA):
         raise UnsupportedParameter.refusing(
             f"{path}.type", must=f'be "text" or, of who asks, "{IMAGE}"', found=shown(kind)
@@ -197,12 +199,6 @@ def _part(sent: object, path: str, limits: WireLimits | None) -> Message:
     if isinstance(sent, dict) and isinstance(kind, str):
         return sent
     raise _refused(path, 'an object whose "type" is "text", with a "text"', sent)
-
-
-def _image(sent: object, path: str, limits: WireLimits) -> Image:
-    if isinstance(sent, dict):
-        return read_image(sent.get("url"), f"{path}.url", limits)
-    return read_image(sent, path, limits)
 
 
 def _calls(sent: object, path: str) -> list[Message]:

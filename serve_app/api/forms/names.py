@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import get_args
 
 from serve_app.api.error_text import nearest
 from serve_app.api.forms.form import TOKEN_ID, Real, Terms, Text, Value, integral, is_token_id
 from serve_app.api.forms.schema import OBJECT, Schema, array, either, nullable, record, string
 from serve_app.core.names import MAX_SCALE
+from serve_app.core.request import TEMPERATURE_FIRST as SAMPLERS
 from serve_app.core.request import SamplerName
 
 NAME = Text(min_chars=1, max_chars=lambda terms: terms.limits.max_model_chars)
@@ -103,10 +102,11 @@ def _scale(value: Value, at: int, element: object) -> tuple[int, float]:
     return number, SCALE.read(Value(name=f"{value.name}[{at}].scale", sent=element["scale"], terms=value.terms))
 
 
-SAMPLERS: tuple[SamplerName, ...] = get_args(SamplerName)
-SAMPLER_NAMES: Mapping[str, SamplerName] = MappingProxyType(
-    {**{name: name for name in SAMPLERS}, "typical_p": "typ_p", "temp": "temperature"}
-)
+SAMPLER_NAMES: Mapping[str, SamplerName] = {
+    **{name: name for name in SAMPLERS},
+    "typical_p": "typ_p",
+    "temp": "temperature",
+}
 MAX_SAMPLERS = 32
 MAX_NAME_CHARS = 64
 LOGIT_EDITS = frozenset({"penalties", "dry"})

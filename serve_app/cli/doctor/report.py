@@ -49,12 +49,13 @@ def lines_of(facts: Facts, verdicts: Sequence[Verdict]) -> Iterator[str]:
         if not found and (facts.was_seen or not check.needs_service):
             yield f"  ok       {check.name}: {check.sound}"
         for verdict in found:
-            yield from _told(verdict)
+            yield from told(verdict)
     counts = {severity: sum(each.severity is severity for each in verdicts) for severity in Severity}
     yield ", ".join(f"{count} {severity}{'' if count == 1 else 's'}" for severity, count in counts.items())
 
 
-def _told(verdict: Verdict) -> Iterator[str]:
+def told(verdict: Verdict) -> Iterator[str]:
+    """Yield what was found, how to mend it, and the commands that do."""
     yield f"  {verdict.severity:8} {verdict.check}: {verdict.found}"
     yield f"           {verdict.mend}"
     yield from (f"             $ {command}" for command in verdict.commands)

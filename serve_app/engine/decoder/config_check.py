@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,7 +85,12 @@ def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
     vision = find_vision_support(config, path, is_wanted=with_images)
     kind = whole_class(config) if isinstance(vision, VisionSupport) else text_class(config)
-    notes = (*_read_by_architecture(found, config), *_left_out(left_out), *_unread(found, config, kind))
+    notes = []
+    if found.get("model_type") not in CONFIG_MAPPING:
+        notes.append(f"{CONFIG}: model_type {found.get('model_type')!r} is read as {name}, by its architectures")
+    if left_out:
+        notes.append(f"{CONFIG}: left out, as they would set the library and not the model: {', '.join(left_out)}")
+    notes += _unread(found, config, kind)
     return CheckedConfig(
         config=config,
         text=text,
@@ -94,7 +99,7 @@ def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig
         formats=formats,
         max_model_len=length,
         eos_token_ids=_ends(found, config),
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -174,16 +179,6 @@ def _reaches_out(key: str, own: type[PreTrainedConfig]) -> bool:
     machinery = inspect.getattr_static(PreTrainedConfig, key, Ellipsis)
     settable = isinstance(machinery, property) and machinery.fset is not None
     return machinery is not Ellipsis and key != "model_type" and not settable and not isinstance(machinery, int | float)
-
-
-def _read_by_architecture(found: Mapping[str, Any], config: PreTrainedConfig) -> Iterator[str]:
-    if found.get("model_type") not in CONFIG_MAPPING:
-        yield f"{CONFIG}: model_type {found.get('model_type')!r} is read as {config.model_type}, by its architectures"
-
-
-def _left_out(keys: Collection[str]) -> Iterator[str]:
-    if keys:
-        yield f"{CONFIG}: left out, as they would set the library and not the model: {', '.join(keys)}"
 
 
 def _unread(found: Mapping[str, Any], config: PreTrainedConfig, kind: type[PreTrainedModel]) -> Iterator[str]:
@@ -281,16 +276,12 @@ def shapes_of(checked: CheckedConfig, dtype: torch.dtype | None = None) -> nn.Mo
         with torch.device("meta"):
             return from_config(checked.kind, checked.config, dtype=dtype)
     except ImportError as error:
-        raise ModelNotSupported(f"{checked.config.model_type}: {_package_of(error)}") from error
+        reason = f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"
+        if "timm" in str(error):
+            reason = "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
+        raise ModelNotSupported(f"{checked.config.model_type}: {reason}") from error
 
 
 def held_bytes(module: nn.Module) -> int:
     """Return the bytes of a module's parameters and buffers."""
     return sum(tensor.numel() * tensor.itemsize for tensor in (*module.parameters(), *module.buffers()))
-
-
-def _package_of(error: ImportError) -> str:
-    """Return which package a model wants, in words shorter than transformers' own."""
-    if "timm" in str(error):
-        return "it needs the packages timm and pillow, even for text alone: pip install timm pillow"
-    return f"it needs a package that is not installed: {str(error).strip().splitlines()[0]}"

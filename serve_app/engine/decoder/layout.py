@@ -23,6 +23,7 @@ from serve_app.engine.decoder.linears import (
     factor_for,
     join,
     pays,
+    unwrapped,
 )
 from serve_app.engine.decoder.memory import FilePages, give_back_freed_memory, lay_in_huge_pages
 from serve_app.engine.decoder.stored import StoredLinear, Widening, widen_rest
@@ -150,7 +151,7 @@ class BackgroundDowncast:
 
     def _downcast_head(self) -> bool:
         """Downcast the head last, as it takes most memory, with the embedding that is read from it."""
-        head, embedding = map(_base, (self._module.get_output_embeddings(), self._module.get_input_embeddings()))
+        head, embedding = map(unwrapped, (self._module.get_output_embeddings(), self._module.get_input_embeddings()))
         if not isinstance(head, PackedLinear) or (new := _half_of(head)) is None:
             return False
         if isinstance(embedding, PackedEmbedding) and not embedding.downcast():
@@ -172,11 +173,6 @@ def _linears(module: PreTrainedModel) -> Iterator[PackedLinear]:
         if isinstance(linear, PackedLinear) and id(linear) not in seen:
             seen.add(id(linear))
             yield linear
-
-
-def _base(module: Any) -> Any:
-    """Return the module inside adapters that may be wrapped around it."""
-    return getattr(module, "base", module)
 
 
 @torch.inference_mode()

@@ -177,14 +177,14 @@ def pays(weight: Tensor, dtype: torch.dtype | None = None) -> bool:
     return weight.numel() >= min_size and (dtype == torch.float32 or cpu_is_fast(dtype))
 
 
+def unwrapped(module: Any) -> Any:
+    """Return the module inside adapters that may be wrapped around it."""
+    return getattr(module, "base", module)
+
+
 def cpu_is_fast(dtype: torch.dtype) -> bool:
     """Return whether this CPU has instructions for products of this 16-bit dtype."""
     return torch.backends.mkldnn.is_available() and onednn_has(dtype)
-
-
-def make_linear(weight: Tensor, bias: Tensor | None) -> WholeLinear:
-    """Return the fastest kind of linear for a weight."""
-    return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight, bias)
 
 
 def join(linears: Sequence[Any], widening: Widening | None = None) -> list[LinearPart]:
@@ -215,11 +215,13 @@ def _whole(linears: Sequence[Any], widening: Widening | None) -> WholeLinear:
         return join_linears(linears)
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     bias = torch.cat(biases) if biases else None
-    if isinstance(linears[0], StoredLinear):
+    if not isinstance(linears[0], StoredLinear):
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+    else:
         assert widening is not None, "nothing says in which numbers they are computed"
         weight = widening.together(linears)
-        return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight.clone(), bias)
-    return make_linear(torch.cat([linear.weight.detach() for linear in linears]), bias)
+        weight = weight if pays(weight) else weight.clone()  # which the next ones overwrite
+    return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight, bias)
 
 
 LOSS = 2.0**-24

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from serve_app.engine.decoder.linears import LinearPart
+from serve_app.engine.decoder.linears import LinearPart, unwrapped
 from serve_app.engine.decoder.step import Step
 from serve_app.engine.decoder.text_part import FAMILIES, text_config
 from serve_app.engine.kv.storage import KeyValueShape
@@ -234,36 +235,28 @@ Rotary: TypeAlias = Callable[[Tensor, Tensor, str], Rotation]
 """From the stream (for its type), positions [tokens] and a kind of layer."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class DecoderLoop:
     """Computes steps as the model itself would, which it takes its modules from and is compared with when loaded.
 
     Rows whose logits nobody wants end behind the last layer's attention.
+
+    adapt: of a model that has adapters; a step's rows are told before it is computed
     """
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        *,
-        embed: Callable[[Tensor], Tensor],
-        rotary: Rotary,
-        norm: Norm,
-        head: Callable[[Tensor], Tensor],
-        embedding_factor: float = 1.0,
-        logits_divisor: float = 1.0,
-        softcap: float | None = None,
-        adapt: Adapt | None = None,
-    ) -> None:
-        """adapt: of a model that has adapters; a step's rows are told before it is computed"""
-        self._layers = layers
-        self._adapt = adapt
-        self._kinds = sorted({layer.attention.rope for layer in layers if layer.attention.rope is not None})
-        self._embed = embed
-        self._rotary = rotary
-        self._norm = norm
-        self._head = head
-        self._embedding_factor = embedding_factor
-        self._logits_divisor = logits_divisor
-        self._softcap = softcap
+    layers: Sequence[Layer]
+    embed: Callable[[Tensor], Tensor]
+    rotary: Rotary
+    norm: Norm
+    head: Callable[[Tensor], Tensor]
+    embedding_factor: float = 1.0
+    logits_divisor: float = 1.0
+    softcap: float | None = None
+    adapt: Adapt | None = None
+
+    @cached_property
+    def _kinds(self) -> list[str]:
+        return sorted({layer.attention.rope for layer in self.layers if layer.attention.rope is not None})
 
     def __call__(self, step: Step) -> Tensor:
         """Return the wanted logits, [rows, vocab]. Writes keys and values at the step's places."""
@@ -271,29 +264,25 @@ class DecoderLoop:
 
     def stream(self, step: Step) -> Tensor:
         """Return the last layer's output of the rows that are wanted, [rows, hidden]. Writes keys and values."""
-        x = self._embedded(step)
-        rotations = {kind: self._rotary(x, step.positions, kind) for kind in self._kinds}
-        if self._adapt is not None and any(step.mixes):
-            self._adapt(step.mixes)
+        x = step.images.put_into(self.embed(step.token_ids))
+        x = x if self.embedding_factor == 1.0 else x * self.embedding_factor
+        rotations = {kind: self.rotary(x, step.positions, kind) for kind in self._kinds}
+        if self.adapt is not None and any(step.mixes):
+            self.adapt(step.mixes)
         change: Change | None = None
-        for number, layer in enumerate(self._layers):
+        for number, layer in enumerate(self.layers):
             attended = self._attended(number, layer, step, layer.begin(x, change), rotations)
-            if number < len(self._layers) - 1:
+            if number < len(self.layers) - 1:
                 change = layer.finish(x, attended)
         return self._finish(step, x, attended)
 
     def _finish(self, step: Step, x: Tensor, attended: Tensor) -> Tensor:
         """Compute what follows the last layer's attention, for the rows whose logits are wanted."""
         x, attended = x.index_select(0, step.logit_rows), attended.index_select(0, step.logit_rows)
-        if self._adapt is not None and any(step.mixes):
-            self._adapt(step.logit_mixes)
-        self._layers[-1].finish(x, attended).add_to(x)
+        if self.adapt is not None and any(step.mixes):
+            self.adapt(step.logit_mixes)
+        self.layers[-1].finish(x, attended).add_to(x)
         return x
-
-    def _embedded(self, step: Step) -> Tensor:
-        """[tokens, hidden], a tensor of its own."""
-        x = step.images.put_into(self._embed(step.token_ids))
-        return x if self._embedding_factor == 1.0 else x * self._embedding_factor
 
     def _attended(
         self, number: int, layer: Layer, step: Step, normed: Tensor, rotations: dict[str, Rotation]
@@ -304,11 +293,11 @@ class DecoderLoop:
         return step.attention.run(number, query, key, value, scoring=attention.scoring).flatten(1)
 
     def _logits(self, x: Tensor) -> Tensor:
-        logits = self._head(self._norm(x))
-        if self._logits_divisor != 1.0:
-            logits = logits / self._logits_divisor
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
+        logits = self.head(self.norm(x))
+        if self.logits_divisor != 1.0:
+            logits = logits / self.logits_divisor
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
 
 
@@ -365,7 +354,7 @@ def build_loop(
     if norm is None or head is None:
         raise NotDescribed("its last norm or its head is of another kind")
     return DecoderLoop(
-        layers if sums is None else [layer.summed(sums) for layer in layers],
+        layers=layers if sums is None else [layer.summed(sums) for layer in layers],
         embed=module.get_input_embeddings(),
         rotary=_rotary(decoder.rotary_emb),
         norm=norm,
@@ -414,11 +403,12 @@ def _attention(
     kept, inputs = shape.layers[number], _modules(module, INPUTS)
     if kept.key_dim != kept.value_dim:
         raise NotDescribed("keys and values differ in size")
-    width = sum(int(each.out_features) for each in map(_base, inputs)) // kept.key_dim
+    width = sum(int(each.out_features) for each in map(unwrapped, inputs)) // kept.key_dim
     found = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     query_norm, key_norm = (norm_of(each, offset=offset) for each in found)
     if found != [None, None] and (query_norm is None or key_norm is None):
         raise NotDescribed("its norms of queries and keys are of another kind")
+    rope = str(decoder.config.layer_types[number]) if _is_by_type(decoder.rotary_emb) else ""
     return Attention(
         num_queries=width - 2 * kept.heads,
         num_keys=kept.heads,
@@ -428,15 +418,9 @@ def _attention(
         norms=(query_norm, key_norm) if query_norm is not None and key_norm is not None else None,
         norms_rows=found[0] is not None and found[0].weight.shape[0] != kept.key_dim,
         clip=getattr(decoder.config, "clip_qkv", None),
-        rope=_rope_kind(module, number, decoder),
+        rope=rope if getattr(module, "use_rope", True) else None,
         scoring=scoring,
     )
-
-
-def _rope_kind(module: Any, number: int, decoder: Any) -> str | None:
-    if not getattr(module, "use_rope", True):
-        return None
-    return str(decoder.config.layer_types[number]) if _is_by_type(decoder.rotary_emb) else ""
 
 
 def _mlp(module: Any) -> Mlp:
@@ -485,11 +469,6 @@ def _modules(parent: nn.Module, choices: Sequence[tuple[str, ...]]) -> list[nn.M
         if all(hasattr(parent, name) for name in names):
             return [getattr(parent, name) for name in names]
     raise NotDescribed(f"{type(parent).__name__} has none of {choices}")
-
-
-def _base(module: nn.Module) -> Any:
-    """The linear itself, where adapters may be wrapped around it."""
-    return getattr(module, "base", module)
 
 
 def _check_known(module: nn.Module, kind: str) -> None:

@@ -36,9 +36,13 @@ WORK_S = 5.0
 
 
 def settle_memory() -> None:
-    """Bound what libraries keep of memory. A process that is to compute calls it before its first product."""
+    """Bound what libraries keep of memory. A process that is to compute calls it before its first product.
+
+    The environment may set other bounds on the kernels that oneDNN and torch keep.
+    """
     keep_freed_memory()
-    keep_few_kernels()
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(name, str(NUM_KERNELS))
 
 
 def keep_freed_memory() -> bool:
@@ -53,12 +57,6 @@ def keep_freed_memory() -> bool:
         return False
     options = {M_MMAP_THRESHOLD: MMAP_THRESHOLD, M_TRIM_THRESHOLD: TRIM_THRESHOLD, M_ARENA_MAX: 1}
     return all(bool(set_option(option, value)) for option, value in options.items())
-
-
-def keep_few_kernels() -> None:
-    """Bound the kernels that oneDNN and torch keep, unless the environment sets the bounds."""
-    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
-        os.environ.setdefault(name, str(NUM_KERNELS))
 
 
 def give_back_freed_memory() -> bool:

@@ -74,13 +74,7 @@ def decode_gptq(parts: Parts, *, bits: int, zero_offset: int) -> Tensor:
     `.qweight` [words, out]; `.qzeros` [groups, words]; `.scales` [groups, out]; `.g_idx` [in]
     zero_offset: what was taken from a zero before it was stored: 1 in AutoGPTQ's format, 0 in gptq_v2
     """
-    weight, zeros = unpack_gptq(parts, bits=bits, zero_offset=zero_offset)
-    weight, scales = weight.float(), parts[".scales"].float()
-    if ".g_idx" in parts:
-        groups = parts[".g_idx"].long()
-    else:
-        groups = torch.arange(len(weight)) // (len(weight) // len(scales))
-    return ((weight - zeros.float()[groups]) * scales[groups]).T
+    return _scaled_by_groups(*unpack_gptq(parts, bits=bits, zero_offset=zero_offset), parts)
 
 
 def decode_awq(parts: Parts) -> Tensor:
@@ -88,10 +82,14 @@ def decode_awq(parts: Parts) -> Tensor:
 
     `.qweight` [in, words]; `.qzeros` [groups, words]; `.scales` [groups, out]
     """
-    scales = parts[".scales"].float()
-    weight, zeros = (each.float() for each in unpack_awq(parts))
-    size = len(weight) // len(scales)
-    return ((weight - zeros.repeat_interleave(size, dim=0)) * scales.repeat_interleave(size, dim=0)).T
+    return _scaled_by_groups(*unpack_awq(parts), parts)
+
+
+def _scaled_by_groups(numbers: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
+    """Return (numbers - zeros) · scales, [out, in]. numbers: [in, out];  zeros: [groups, out]"""
+    scales, size = parts[".scales"].float(), len(numbers) // len(zeros)
+    groups = parts[".g_idx"].long() if ".g_idx" in parts else torch.arange(len(numbers)) // size
+    return ((numbers.float() - zeros.float()[groups]) * scales[groups]).T
 
 
 def decode_bnb_int8(parts: Parts) -> Tensor:

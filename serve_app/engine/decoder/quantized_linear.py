@@ -117,7 +117,9 @@ class QuantisedLinear(nn.Module):
         self.bias: Tensor | None = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.layout = layout_of(rounded)
         self._dtype = dtype
-        self._kernel = _kernel_for(rounded)
+        self._kernel: Int8Kernel | GroupsKernel = (
+            int8_kernel()(rounded) if isinstance(rounded, Int8Rows) else GroupsKernel(rounded)
+        )
         self._widened: tuple[Tensor, Tensor] | None = None  # the bias, and in float32
 
     @property
@@ -167,10 +169,6 @@ def join_linears(linears: Sequence[QuantisedLinear]) -> QuantisedLinear:
     return QuantisedLinear(rounded, torch.cat(biases) if biases else None, dtype=linears[0].frame.dtype)
 
 
-def _kernel_for(rounded: Rounded) -> Int8Kernel | GroupsKernel:
-    return int8_kernel()(rounded) if isinstance(rounded, Int8Rows) else GroupsKernel(rounded)
-
-
 GROUPS = (32, 64, 128, 256)
 """Sizes that the kernel takes."""
 BULK_ROWS = 64
@@ -203,17 +201,13 @@ class GroupsKernel:
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x: [rows, in];  bias: [out] float32. Returns [rows, out], of the inputs' type."""
-        y = self._multiply(x.bfloat16()) if len(x) < BULK_ROWS else self._multiply_plain(x.bfloat16())
+        if len(x) < BULK_ROWS:
+            y = multiply_int4(x.bfloat16(), self._packed, self._group, self._table)
+        else:  # the same with plain numbers; sums have another order
+            rows = x.bfloat16().float()
+            y = torch.cat([(rows @ plain).bfloat16() for plain in self._plain()], dim=1)
         y = y[:, : self._outputs]
         return (y if bias is None else y.float().add_(bias)).to(x.dtype)
-
-    def _multiply(self, x: Tensor) -> Tensor:
-        return multiply_int4(x, self._packed, self._group, self._table)
-
-    def _multiply_plain(self, x: Tensor) -> Tensor:
-        """Compute the same with plain numbers; sums have another order."""
-        rows = x.float()
-        return torch.cat([(rows @ plain).bfloat16() for plain in self._plain()], dim=1)
 
     def _plain(self) -> Iterator[Tensor]:
         """The weight in pieces, [in, some outputs] float32."""

@@ -38,7 +38,7 @@ class BlockLedger:
         self._num_holders: dict[int, int] = {}
         self._named: dict[bytes, NamedBlock] = {}
         self._name_of: dict[int, bytes] = {}
-        self._num_cached = 0
+        self.num_cached = 0
         self._cached_children: dict[bytes, int] = {}  # by the hash of a block: how many cached ones go on from it
         self._leaves: list[tuple[int, bytes]] = []  # a heap by age; entries that no longer hold are passed over
         self._turn = 0
@@ -48,17 +48,13 @@ class BlockLedger:
         return len(self._free)
 
     @property
-    def num_cached(self) -> int:
-        return self._num_cached
-
-    @property
     def num_held(self) -> int:
         return len(self._num_holders)
 
     @property
     def num_available(self) -> int:
         """Return how many blocks `take` can give."""
-        return len(self._free) + self._num_cached
+        return len(self._free) + self.num_cached
 
     def is_held(self, block: int) -> bool:
         return block in self._num_holders
@@ -136,7 +132,7 @@ class BlockLedger:
         self._leaves.clear()
         self._cached_children.clear()
         self._free += freed
-        self._num_cached = 0
+        self.num_cached = 0
         return freed
 
     def check_integrity(self, tables: Iterable[Iterable[int]]) -> None:
@@ -147,7 +143,7 @@ class BlockLedger:
                 holders[block] = holders.get(block, 0) + 1
         assert holders == self._num_holders, "blocks are held by others than the holders"
         cached = {block for block in self._name_of if block not in holders}
-        assert len(cached) == self._num_cached, f"{len(cached)} cached blocks, {self._num_cached} counted"
+        assert len(cached) == self.num_cached, f"{len(cached)} cached blocks, {self.num_cached} counted"
         everything = [*self._free, *holders, *cached]
         assert len(everything) == len(set(everything)) == self.num_blocks, "blocks are lost, or there twice"
         children: dict[bytes, int] = {}
@@ -158,7 +154,7 @@ class BlockLedger:
 
     def _note_cached(self, name: bytes, change: int) -> None:
         """Count a block that becomes cached, or ceases to be, also for the block before it."""
-        self._num_cached += change
+        self.num_cached += change
         parent = self._named[name].parent
         if parent is None:
             return

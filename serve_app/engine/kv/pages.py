@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -19,6 +19,7 @@ from serve_app.engine.kv.storage import (
     KeyValueShape,
     Reading,
     attend,
+    mask_of,
     runs,
     tiles,
 )
@@ -34,6 +35,7 @@ class PageStorage:
     kernels: whose compute attention, with torch's as the reference
     flashinfer: who is asked first, with any kernels; None is nobody, unless kernels says so
     max_model_len: the longest context, by which kernels share a long row out
+    padding: the page where tables are padded
     """
 
     shares_held = True
@@ -54,8 +56,8 @@ class PageStorage:
         self._has_triton = kernels != "torch"
         self._flashinfer = FlashInfer.on(device) if kernels == "flashinfer" and flashinfer is None else flashinfer
         self._max_model_len = max_model_len
-        self._block_size = block_size
-        self._num_blocks = num_blocks
+        self.block_size = block_size
+        self.padding = num_blocks
         self._device = device
         pages = (num_blocks + 1, block_size)
         self._keys = [
@@ -69,7 +71,7 @@ class PageStorage:
         """Nothing: they are read where they are."""
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        first, last = begin // self._block_size, -(-end // self._block_size)
+        first, last = begin // self.block_size, -(-end // self.block_size)
         sources, targets = sent(torch.tensor([source.blocks[first:last], target.blocks[first:last]]), self._device)
         for tensor in (*self._keys, *self._values):
             tensor.index_copy_(0, targets, tensor[sources])
@@ -89,7 +91,7 @@ class PageStorage:
         """Nothing."""
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
-        size, blocks = self._block_size, holding.blocks
+        size, blocks = self.block_size, holding.blocks
         return [blocks[position // size] * size + position % size for position in range(begin, end)]
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
@@ -109,24 +111,15 @@ class PageStorage:
     def plan_tiles(self, tiles: Tiles, *, max_keys: int) -> AttentionPlan:
         """Plan single queries over tensors that are filled anew for every step; no query sees more than max_keys."""
         if not self._has_triton:
-            return GatheredPlan(self._keys, self._values, tiles, padding=self._num_blocks)
+            return GatheredPlan(self._keys, self._values, tiles, padding=self.padding)
         split = paged_kernels().split_of(self._max_model_len)
         return PagedPlan(self._keys, self._values, tiles, max_keys=max_keys, split=split)
-
-    @property
-    def padding(self) -> int:
-        """The page where tables are padded."""
-        return self._num_blocks
-
-    @property
-    def block_size(self) -> int:
-        return self._block_size
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
         found: list[Group] = []
         singles = [each for each in readings if each.length == 1]
         by_length = sorted(singles, key=lambda each: (each.num_keys, each.place))
-        for run in _runs_by_length(by_length):
+        for run in runs([replace(each, place=number) for number, each in enumerate(by_length)]):
             found.append(self._group_of(run))
         for reading in readings:
             if reading.length > 1:
@@ -156,16 +149,12 @@ class PageStorage:
 
     def _table(self, tables: Sequence[Sequence[int]], num_keys: int) -> Tensor:
         """Block tables of equal width, [rows, blocks] int64."""
-        width = -(-num_keys // self._block_size)
-        padded = [[*table[:width], *[self._num_blocks] * (width - len(table))] for table in tables]
+        width = -(-num_keys // self.block_size)
+        padded = [[*table[:width], *[self.padding] * (width - len(table))] for table in tables]
         return torch.tensor(padded, device=self._device)
 
 
-def _runs_by_length(readings: Sequence[Reading]) -> list[list[Reading]]:
-    """Readings ordered by length, cut where padding would cost more than a call."""
-    return runs([replace(each, place=number) for number, each in enumerate(readings)])
-
-
+@dataclass(frozen=True, slots=True)
 class GatheredPlan:
     """An `AttentionPlan` of tiles of one query, or none, which gathers all pages that their tables could name.
 
@@ -173,24 +162,24 @@ class GatheredPlan:
     padding: the number of that page
     """
 
-    def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor], tiles: Tiles, *, padding: int) -> None:
-        self._keys = keys
-        self._values = values
-        self._tiles = tiles
-        self._padding = padding
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    tiles: Tiles
+    padding: int
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self.keys[layer], self.values[layer]
         if key is not None and value is not None:
             self._write(keys, key)
             self._write(values, value)
-        rows, tokens, starts, lengths = self._tiles.singles.long()
-        tables = self._tiles.tables.index_select(0, rows).long()  # [tiles, blocks]
+        rows, tokens, starts, lengths = self.tiles.singles.long()
+        tables = self.tiles.tables.index_select(0, rows).long()  # [tiles, blocks]
+        num_keys = tables.shape[1] * keys.shape[1]
         attended = attend(
             query.index_select(0, tokens)[:, None],
             keys[tables].flatten(1, 2),
             values[tables].flatten(1, 2),
-            mask=_mask(starts, tables.shape[1] * keys.shape[1], scoring, query.dtype),
+            mask=mask_of(starts, 1, num_keys, window=scoring.window, chunk=scoring.chunk, dtype=query.dtype),
             scale=scoring.scale,
             softcap=scoring.softcap,
             sinks=scoring.sinks,
@@ -201,21 +190,10 @@ class GatheredPlan:
 
     def _write(self, pages: Tensor, new: Tensor) -> None:
         """At the tokens' places; of those that have none, zeros into the page of zeros."""
-        places = self._tiles.places
+        places = self.tiles.places
         is_written = places >= 0
-        targets = torch.where(is_written, places, self._padding * pages.shape[1])
+        targets = torch.where(is_written, places, self.padding * pages.shape[1])
         pages.view(-1, *pages.shape[2:]).index_copy_(0, targets, torch.where(is_written[:, None, None], new, 0.0))
-
-
-def _mask(starts: Tensor, num_keys: int, scoring: Scoring, dtype: torch.dtype) -> Tensor:
-    """[tiles, 1, 1, num_keys]: 0 where a query sees a key, else -inf; starts: [tiles], the queries' positions"""
-    keys = torch.arange(num_keys, device=starts.device)
-    hidden = keys > starts[:, None]
-    if scoring.window is not None:
-        hidden |= keys <= (starts - scoring.window)[:, None]
-    if scoring.chunk is not None:
-        hidden |= keys < (starts - starts % scoring.chunk)[:, None]
-    return torch.zeros(hidden.shape, dtype=dtype, device=starts.device).masked_fill_(hidden, -torch.inf)[:, None, None]
 
 
 How: TypeAlias = tuple[float, int | None, float | None]
@@ -335,6 +313,7 @@ def _int32(numbers: list[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int32)
 
 
+@dataclass(frozen=True, slots=True)
 class PagedPlan:
     """An `AttentionPlan` by Triton's kernels.
 
@@ -342,21 +321,18 @@ class PagedPlan:
     max_keys: no query of the step sees more;  split: positions that are added up before they are merged
     """
 
-    def __init__(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor], tiles: Tiles, *, max_keys: int, split: int
-    ) -> None:
-        self._keys = keys
-        self._values = values
-        self._max_keys = max_keys
-        self._split = split
-        self.tiles = tiles
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    tiles: Tiles
+    max_keys: int
+    split: int
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
-        by, keys, values = paged_kernels(), self._keys[layer], self._values[layer]
+        by, keys, values = paged_kernels(), self.keys[layer], self.values[layer]
         if key is not None and value is not None:
             by.write(keys, values, self.tiles.places, key, value)
         attended: Tensor = by.attend(
-            query, keys, values, self.tiles, scoring=scoring, max_keys=self._max_keys, split=self._split
+            query, keys, values, self.tiles, scoring=scoring, max_keys=self.max_keys, split=self.split
         )
         return attended
 
@@ -376,7 +352,7 @@ def lay_tiles(readings: Sequence[Reading], *, places: Tensor, block_size: int) -
     """
     most = paged_kernels().CHUNK_QUERIES
     width = max(-(-reading.num_keys // block_size) for reading in readings)
-    tables = [number for each in readings for number in _row(each.blocks, width)]
+    tables = [number for each in readings for number in (*each.blocks[:width], *[0] * (width - len(each.blocks)))]
     singles = [(row, each.first_token, each.start, 1) for row, each in enumerate(readings) if each.length == 1]
     chunks = [
         (row, each.first_token + at, each.start + at, min(most, each.length - at))
@@ -394,10 +370,6 @@ def lay_tiles(readings: Sequence[Reading], *, places: Tensor, block_size: int) -
         singles=packed[tables_end:singles_end].view(4, len(singles)),
         chunks=packed[singles_end:].view(4, len(chunks)),
     )
-
-
-def _row(blocks: Sequence[int], width: int) -> list[int]:
-    return [*blocks[:width], *[0] * (width - len(blocks))]
 
 
 def _columns(tiles: Sequence[tuple[int, int, int, int]]) -> list[int]:

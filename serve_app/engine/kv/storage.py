@@ -50,52 +50,42 @@ class Storage(Protocol):
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         """Let the holding read these cached blocks, of which it holds the only hold, as its blocks from `first` on."""
-        ...
 
     def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
         """Copy positions begin … end-1 from one holding to the same positions of another."""
-        ...
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
         """Prepare blocks that the holding has just taken for writing; their former contents are void."""
-        ...
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
         """Keep the contents of the holding's blocks of these (rising) indices beyond its end, which has come.
 
         Those that lie in a piece with them are kept in the same call, or not at all.
         """
-        ...
 
     def vacate(self, holding: Holding, first: int = 0) -> None:
         """Give back the memory of the holding's place, from its block `first` on. What was not kept is void.
 
         It begins at the next whole page of memory.
         """
-        ...
 
     def discard(self, blocks: Sequence[int]) -> None:
         """Give back what cached blocks have taken."""
-        ...
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         """Return where positions begin … end-1 are written, one number per position, the same in all layers."""
-        ...
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         """Prepare one step's attention.
 
         readings: in the order of their tokens in the packed row;  places: [tokens], where those are written
         """
-        ...
 
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         """Write one layer's new keys and values; key, value: [tokens, heads, dim]."""
-        ...
 
     def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
         """Return one layer's keys and values of a group, each [rows, keys, heads, dim]."""
-        ...
 
 
 class AttentionPlan(Protocol):
@@ -110,7 +100,6 @@ class AttentionPlan(Protocol):
 
         Returns [tokens, heads, value_dim].
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +109,6 @@ class LayerShape:
     heads: int
     key_dim: int
     value_dim: int
-
-    @property
-    def num_elements(self) -> int:
-        return self.heads * (self.key_dim + self.value_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +130,7 @@ class KeyValueShape:
         return cls(layers=(LayerShape(heads=heads, key_dim=key_dim, value_dim=value_dim),) * layers)
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
-        return sum(layer.num_elements for layer in self.layers) * dtype.itemsize
+        return sum(each.heads * (each.key_dim + each.value_dim) for each in self.layers) * dtype.itemsize
 
 
 MAX_CHUNK_ROWS = 256
@@ -232,16 +217,26 @@ class Group:
         fits_chunk = chunk is None or self.num_keys <= chunk
         if self.length == 1 and fits_window and fits_chunk and all(start + 1 == self.num_keys for start in self.starts):
             return None
+        window, chunk = None if fits_window else window, None if fits_chunk else chunk
         starts = torch.tensor(self.starts, device=device)
-        queries = starts[:, None] + torch.arange(self.length, device=device)  # [rows, length]
-        keys = torch.arange(self.num_keys, device=device)
-        hidden = keys > queries[:, :, None]
-        if window is not None and not fits_window:
-            hidden |= keys <= queries[:, :, None] - window
-        if chunk is not None and not fits_chunk:
-            hidden |= keys < (queries - queries % chunk)[:, :, None]
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
-        return mask[:, None]
+        return mask_of(starts, self.length, self.num_keys, window=window, chunk=chunk, dtype=dtype)
+
+
+def mask_of(
+    starts: Tensor, length: int, num_keys: int, *, window: int | None, chunk: int | None, dtype: torch.dtype
+) -> Tensor:
+    """Return what is added to scores, [rows, 1, length, num_keys]: 0 where a query sees a key, else -inf.
+
+    starts: [rows], the position of each row's first query
+    """
+    queries = starts[:, None] + torch.arange(length, device=starts.device)  # [rows, length]
+    keys = torch.arange(num_keys, device=starts.device)
+    hidden = keys > queries[:, :, None]
+    if window is not None:
+        hidden |= keys <= queries[:, :, None] - window
+    if chunk is not None:
+        hidden |= keys < (queries - queries % chunk)[:, :, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=starts.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
 def tiles(reading: Reading, rows: tuple[int, int] | Tensor) -> list[Group]:
@@ -283,20 +278,20 @@ def runs(readings: Sequence[Reading]) -> list[list[Reading]]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
 class GroupedPlan:
     """A plan that reads each group's keys and values from its storage, and attends in torch's own operations."""
 
-    def __init__(self, storage: Storage, groups: Sequence[Group], places: Tensor) -> None:
-        self._storage = storage
-        self._groups = groups
-        self._places = places
+    storage: Storage
+    groups: Sequence[Group]
+    places: Tensor
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
         if key is not None and value is not None:
-            self._storage.write(layer, self._places, key, value)
+            self.storage.write(layer, self.places, key, value)
         output: Tensor | None = None
-        for group in self._groups:
-            keys, values = self._storage.read(layer, group)
+        for group in self.groups:
+            keys, values = self.storage.read(layer, group)
             mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
             queries, softcap, sinks = group.queries(query), scoring.softcap, scoring.sinks
             attended = attend(queries, keys, values, mask=mask, scale=scoring.scale, softcap=softcap, sinks=sinks)

@@ -403,18 +403,18 @@ class DeferredReleases:
             self._free(release.holding.place)
 
 
+@dataclass(slots=True)
 class Filling:
     """Copies pending blocks. holdings: by place, in the order in which they were opened, as it is at each call"""
 
-    def __init__(self, storage: Storage, holdings: Mapping[int, Holding], block_size: int) -> None:
-        self._storage = storage
-        self._holdings = holdings
-        self._block_size = block_size
+    storage: Storage
+    holdings: Mapping[int, Holding]
+    block_size: int
 
     @property
     def num_blocks(self) -> int:
         """That are pending."""
-        return sum(len(holding.pending) for holding in self._holdings.values())
+        return sum(len(holding.pending) for holding in self.holdings.values())
 
     def fill(self, most: int) -> int:
         """Copy up to `most` pending blocks; return how many.
@@ -423,7 +423,7 @@ class Filling:
         long one, and a long one gets on however many short ones come.
         """
         left = most
-        unfilled = [holding for holding in self._holdings.values() if holding.pending]
+        unfilled = [holding for holding in self.holdings.values() if holding.pending]
         if unfilled:
             first, *others = unfilled
             left -= self._fill(first, -(-left // 2))
@@ -433,27 +433,27 @@ class Filling:
 
     def fill_first(self) -> int:
         """Copy all that is pending of the first unfilled holding; return how many blocks."""
-        unfilled = next((each for each in self._holdings.values() if each.pending), None)
+        unfilled = next((each for each in self.holdings.values() if each.pending), None)
         return 0 if unfilled is None else self._fill(unfilled, len(unfilled.pending))
 
     def _fill(self, holding: Holding, most: int) -> int:
         """Bring cached blocks and copy those of others, up to so many, in as few pieces as can be; return how many."""
-        size = self._block_size
+        size = self.block_size
         some = list(takewhile(self._is_there, islice(holding.pending.items(), most)))
         for source, run in groupby(some, key=itemgetter(1)):
             indices = [index for index, _ in run]
             first, last = indices[0], indices[-1] + 1
             if source is None:
-                self._storage.bring(holding, first, holding.blocks[first:last])
+                self.storage.bring(holding, first, holding.blocks[first:last])
             else:
-                self._storage.copy(source, holding, first * size, last * size)
+                self.storage.copy(source, holding, first * size, last * size)
         holding.pending = dict(islice(holding.pending.items(), len(some), None))
         return len(some)
 
     def _is_there(self, pending: tuple[int, Holding | None]) -> bool:
         """Return whether a block can be moved: the holding that it is copied from has it at its place by now."""
         index, source = pending
-        assert source is None or self._holdings.get(source.place) is source, "what was to be copied is lost"
+        assert source is None or self.holdings.get(source.place) is source, "what was to be copied is lost"
         return source is None or index < source.num_filled
 
 

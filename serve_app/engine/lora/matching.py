@@ -1,4 +1,4 @@
-"""Finds which weights an adapter's configuration names, by asking PEFT on the model's shapes."""
+"""Finds which weights an adapter's configuration names: plain ones by their names, all others by asking PEFT."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
@@ -52,6 +52,8 @@ _MAKING = {
     "peft_type", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
 """Fields of PEFT's that say how an adapter was made, or what its tensors show as well."""
+_PLAIN = {"r", "lora_alpha", "use_rslora", "use_dora", "init_lora_weights", "target_modules"}
+"""Fields of a configuration that can be matched without PEFT."""
 _REFUSED: Mapping[str, str] = {
     "layer_replication": f"it repeats layers of the base; {MERGE}",
     "lora_bias": f"lora_B has biases; {MERGE}, or train it again without lora_bias",
@@ -105,16 +107,21 @@ class Matched:
 
 
 class Matcher:
-    """Matches configurations with one model. Each is matched once, however many adapters have it."""
+    """Matches configurations with one model. Each is matched once, however many adapters have it.
+
+    shapes:   the model without its numbers
+    converts: whether PEFT may give tensors and modules of an adapter other names, as the model's family had others
+    """
 
     def __init__(self, shapes: nn.Module, folder: Path, *, sees: bool = False) -> None:
         """shapes: the model without its numbers;  folder: where these are;  sees: whether images are served"""
         self.sees = sees
-        self._shapes = shapes
+        self.shapes = shapes
         self._folder = folder
         self._found: dict[str, Matched | AdapterRefused] = {}
         self._inside = text_modules(shapes)
         self._weights = {name: id(each) for name, each in shapes.named_parameters(remove_duplicate=False)}
+        self.converts = _converts(shapes)
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, sees: bool = False) -> Matcher:
@@ -133,7 +140,7 @@ class Matcher:
         key = _key(config)
         if key not in self._found:
             try:
-                self._found[key] = self._match(config)
+                self._found[key] = self._plain(config) or self._match(config)
             except AdapterRefused as error:
                 self._found[key] = error
         found = self._found[key]
@@ -142,8 +149,11 @@ class Matcher:
         return found
 
     def knows(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a configuration was matched before, so that `match` takes no time."""
-        return _key(config) in self._found
+        """Return whether `match` takes no time: the configuration was matched before, or is plain."""
+        try:
+            return _key(config) in self._found or self._plain(config) is not None
+        except AdapterRefused:
+            return True
 
     def learn(self, config: Mapping[str, Any], found: Matched | AdapterRefused) -> None:
         """Take over what another process has matched."""
@@ -159,7 +169,7 @@ class Matcher:
 
     def converted(self, tensors: Mapping[str, Tensor], *, is_older: bool) -> dict[str, Tensor]:
         """As the function of that name, for this model."""
-        return converted(self._shapes, tensors, is_older=is_older)
+        return converted(self.shapes, tensors, is_older=is_older)
 
     def base_weight(self, name: str) -> Any:
         """Give a slice of the checkpoint's file for a weight of this name; None where there is none.
@@ -177,6 +187,34 @@ class Matcher:
     def __contains__(self, weight: str) -> bool:
         return weight in self._weights
 
+    def _plain(self, config: Mapping[str, Any]) -> Matched | None:
+        """As `_match`, of what names nothing but linears by the ends of their names, for one rank; None for the rest.
+
+        PEFT need not be imported for it, which takes seconds.
+        """
+        wanted, others = config.get("target_modules"), config.keys() - _MAKING - _PLAIN
+        is_list = isinstance(wanted, list) and all(isinstance(each, str) for each in wanted)
+        is_one = {"r", "lora_alpha"} <= config.keys() and not any(config[name] for name in others)
+        if self.converts or not is_list or not is_one:
+            return None
+        if config.get("init_lora_weights", True) is not True:
+            return None
+        ends, head = set(wanted), head_name(self.shapes)
+        found = {name: each for name, each in self.shapes.named_modules() if not ends.isdisjoint(_ends(name))}
+        is_plain = head not in found and all(type(each) is nn.Linear for each in found.values())
+        if not is_plain or not ends or ends != {end for name in found for end in _ends(name)} & ends:
+            return None
+        rank, alpha = _rank("r", config["r"]), _alpha("lora_alpha", config["lora_alpha"])
+        scaling = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+        targets = [
+            Target(
+                module=name, parameter=None, stored=PREFIX + name, rank=rank, scaling=scaling,
+                outputs=each.out_features, inputs=each.in_features,
+            )
+            for name, each in found.items()
+        ]  # fmt: skip
+        return Matched(targets=tuple(targets), use_dora=bool(config.get("use_dora")), notes=())
+
     def _match(self, config: Mapping[str, Any]) -> Matched:
         from peft import LoraConfig
         from peft.tuners.lora import LoraModel
@@ -192,7 +230,7 @@ class Matcher:
         ranks, alphas = _pattern(config, "rank_pattern", _rank), _pattern(config, "alpha_pattern", _alpha)
         self._try_expressions([*_expressions(config), *ranks, *alphas])
         _check_init(config.get("init_lora_weights", True))
-        shapes = deepcopy(self._shapes)
+        shapes = deepcopy(self.shapes)
         given = {name: config[name] for name in config.keys() & known.keys() - _MAKING - _READ}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PEFT has opinions on how adapters are made
@@ -228,7 +266,7 @@ class Matcher:
         suspects = [each for each in dict.fromkeys(expressions) if _QUANTIFIED.search(each)]
         if not suspects:
             return
-        names = [name for name, _ in self._shapes.named_modules()] + [*self._weights]
+        names = [name for name, _ in self.shapes.named_modules()] + [*self._weights]
         command = [sys.executable, "-I", "-S", "-c", _TRIAL]
         try:
             done = subprocess.run(
@@ -243,6 +281,18 @@ class Matcher:
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise AdapterRefused(f"adapter_config.json: it has an expression that is none, mend it: {said}")
+
+
+def _ends(name: str) -> list[str]:
+    """Return what a name in a list of PEFT's may be for this module: its own, whole or from a dot on."""
+    parts = name.split(".")
+    return [".".join(parts[begin:]) for begin in range(len(parts))]
+
+
+def _converts(model: nn.Module) -> bool:
+    """As PEFT asks it."""
+    config: Any = getattr(model, "config", None)
+    return get_checkpoint_conversion_mapping(getattr(config, "model_type", None)) is not None
 
 
 def _key(config: Mapping[str, Any]) -> str:
@@ -275,6 +325,8 @@ def converted(model: nn.Module, tensors: Mapping[str, Tensor], *, is_older: bool
         known = [each for each in get_model_conversion_mapping(model) if isinstance(each, WeightRenaming)]
         names = {name: rename_source_key(name.removeprefix(PREFIX), known, [])[0] for name in tensors}
         return {PREFIX + names[name]: each for name, each in tensors.items()}
+    if not _converts(model):
+        return dict(tensors)
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_adapter_state_dict_for_transformers
 

@@ -113,8 +113,8 @@ def keeps_prefix(modules: Iterable[str], model: nn.Module) -> bool:
     """
     config: Any = text_config(model.config)
     last = f"layers.{int(getattr(config, 'num_hidden_layers', 0)) - 1}."
-    head = head_name(model)
-    return all(name == head or _place(name, last) in BEHIND_KEYS for name in modules)
+    others = {name for name in modules if _place(name, last) not in BEHIND_KEYS}
+    return len(others) < 2 and others <= {head_name(model)}
 
 
 def _place(name: str, last: str) -> str:

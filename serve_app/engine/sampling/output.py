@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
@@ -17,12 +18,10 @@ from dataclasses import replace
 from serve_app.core.delta import Delta, FinishReason, PromptReport, TokenLogprob, TopLogprob, joined
 from serve_app.core.errors import EngineFailed, InvalidRequest, ServeError
 from serve_app.core.log_context import about
-from serve_app.engine.sampling.logprobs import Scored
-from serve_app.engine.sampling.sampler import SampledSpan
+from serve_app.engine.sampling.sampler import SampledSpan, Scored
 from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
-from serve_app.text.offsets import meant_places, written_places
-from serve_app.text.tokenizer import TextTokenizer
+from serve_app.text.tokenizer import TextTokenizer, meant_places, written_places
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +75,13 @@ class Output:
         continued = request.continued[sequence.sample] if request.continued else None
         if continued is None:
             return
+        sequence.shown.first_token_at = math.inf  # none of these is late: they were told
         for token_id in continued.token_ids:
             if sequence.is_finished:
                 raise EngineFailed("the completion that was begun elsewhere ends before its last token")
             sequence.token_ids.append(token_id)
             sequence.shown.num_chars += len(self._take(sequence, token_id, None))
+        sequence.shown.first_token_at = self._clock() if continued.token_ids else None
         if continued.mu is not None:
             sequence.sampling_state.mu = continued.mu
         sequence.spent.num_counted = sequence.num_taken

@@ -1,4 +1,4 @@
-"""Chooses the next token of each row, exactly, and reports log-probabilities.
+"""Chooses the next token of each row, exactly, and reports log-probabilities, which are of the raw distribution.
 
 On a CPU each row is drawn as it is looked at (`Sampler.choose`). On a device the draws of a step are launched together
 and looked at once (`launch`); the few that this leaves open are drawn as on a CPU.
@@ -15,13 +15,66 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.memory import HostCopy, StartHostCopy, sent
-from serve_app.engine.sampling.candidates import Scratch, likeliest, take_rows
+from serve_app.engine.sampling.candidates import Scratch, block_weights, likeliest, sorted_largest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.logprobs import Scored, score, scores_of
 from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, allowed_on, is_allowed, restrict
 from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token's log-probability and the likeliest tokens beside it, by falling log-probability.
+
+    rank: how many tokens are at least as likely, itself included; None where nobody asked
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    rank: int | None = None
+
+
+def score(
+    logits: Tensor, targets: Items[int], num_top: int, scratch: Scratch | None = None, *, ranked: bool = False
+) -> list[Scored]:
+    """Score one target per row of logits, [rows, vocab] float32."""
+    num_top, there = min(num_top, logits.shape[-1]), torch.tensor(targets, dtype=torch.int64, device=logits.device)
+    found = [part.tolist() for part in scores_of(logits, there, num_top, scratch or Scratch())]
+    ranks = _ranks(logits, targets) if ranked else [None] * len(targets)
+    return [
+        Scored(target, logprob, tuple(zip(ids, tops, strict=True)), rank)
+        for target, logprob, ids, tops, rank in zip(targets, *found, ranks, strict=True)
+    ]
+
+
+def scores_of(logits: Tensor, targets: Tensor, num_top: int, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probabilities of targets, ids of the likeliest tokens, and theirs; looks at no number of a device.
+
+    logits: [rows, vocab] float32;  targets: [rows] int64
+
+    Returns [rows] float64, [rows, num_top] int64, [rows, num_top] float64.
+    """
+    totals = log_totals(logits, scratch)
+    own = logits.gather(1, targets[:, None])[:, 0] - totals
+    none = logits[:, :0]
+    values, token_ids = sorted_largest(logits, num_top) if num_top else (none, none.long())
+    return own, token_ids, values - totals[:, None]
+
+
+def _ranks(logits: Tensor, targets: Items[int]) -> list[int]:
+    """Count the tokens of each row that are at least as likely as its target, in the memory of one row."""
+    return [int((own >= own[target]).sum()) for own, target in zip(logits, targets, strict=True)]
+
+
+def log_totals(logits: Tensor, scratch: Scratch) -> Tensor:
+    """Return ln of each row's sum of exponentials; [rows, vocab] float32 -> [rows] float64"""
+    rows = list(range(len(logits)))
+    ones = torch.ones(len(rows), dtype=torch.float64, device=logits.device)
+    sums, highest = block_weights(logits, rows, ones, scratch)
+    return highest.double() + torch.log(torch.cumsum(sums, dim=-1)[:, -1])
+
 
 FACTS = 5
 """Numbers of each row that are looked at: its token, three flags, the probability."""
@@ -147,13 +200,11 @@ class Sampler:
     @torch.inference_mode()
     def begin(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> Begun:
         """Begin with the draws of a step: all of the usual ones, where the host is not to look at each."""
-        spans = [(s, row + s.scores) for s, row in zip(batch.spans, batch.first_rows, strict=True) if s.samples]
-        usual = [
-            (span.sequence, row) for span, row in spans if self._land is not None and can_launch_ahead(span.sequence)
+        drawing = [
+            (s.sequence, row + s.scores) for s, row in zip(batch.spans, batch.first_rows, strict=True) if s.samples
         ]
-        others = [
-            (span.sequence, row) for span, row in spans if self._land is None or not can_launch_ahead(span.sequence)
-        ]
+        usual = [each for each in drawing if self._land is not None and can_launch_ahead(each[0])]
+        others = [each for each in drawing if self._land is None or not can_launch_ahead(each[0])]
         launched = None
         if self._land is not None and usual:
             sequences, rows = [sequence for sequence, _ in usual], take_rows(logits, [row for _, row in usual])

@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from math import inf, log, log2, nan
 from operator import attrgetter
-from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import torch
@@ -23,12 +22,12 @@ from serve_app.engine.decoder.memory import sent
 from serve_app.engine.sampling.candidates import (
     Candidates,
     Scratch,
+    WholeRow,
     block_weights,
     few_at_once,
     row_sums,
 )
 from serve_app.engine.sampling.noise import Stream, key, keys_tensor, uniform
-from serve_app.engine.sampling.whole import WholeRow
 from serve_app.engine.scheduler.sequence import Sequence
 
 Tokens = TypeVar("Tokens", Candidates, WholeRow)
@@ -417,23 +416,21 @@ def steer(sequence: Sequence, probability: float) -> None:
         state.mu = next_mu(state.mu, probability, tau=params.mirostat_tau, eta=params.mirostat_eta)
 
 
-STAGES: Mapping[str, tuple[Stage, ...]] = MappingProxyType(
-    {
-        "temperature": (
-            Stage(
-                divide_by_temperature,
-                lambda p: (p.dynamic_temperature_range == 0.0) & (p.temperature != 1.0),
-                drops=False,
-            ),
-            Stage(divide_by_dynamic_temperature, lambda p: p.dynamic_temperature_range > 0.0, drops=False),
+STAGES: Mapping[str, tuple[Stage, ...]] = {
+    "temperature": (
+        Stage(
+            divide_by_temperature,
+            lambda p: (p.dynamic_temperature_range == 0.0) & (p.temperature != 1.0),
+            drops=False,
         ),
-        "top_n_sigma": (Stage(keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0),),
-        "top_k": (Stage(keep_top_k, lambda p: p.top_k > 0.0),),
-        "typ_p": (Stage(keep_typical, lambda p: p.typical_p < 1.0),),
-        "top_p": (Stage(keep_top_p, lambda p: p.top_p < 1.0),),
-        "min_p": (Stage(keep_min_p, lambda p: p.min_p > 0.0),),
-        "xtc": (Stage(exclude_top_choices, lambda p: p.xtc_applies > 0.0),),
-        "mirostat_1": (Stage(keep_by_zipf, lambda p: torch.isfinite(p.mu)),),
-        "mirostat_2": (Stage(keep_by_surprise, lambda p: torch.isfinite(p.mu)),),
-    }
-)
+        Stage(divide_by_dynamic_temperature, lambda p: p.dynamic_temperature_range > 0.0, drops=False),
+    ),
+    "top_n_sigma": (Stage(keep_top_n_sigma, lambda p: p.top_n_sigma > 0.0),),
+    "top_k": (Stage(keep_top_k, lambda p: p.top_k > 0.0),),
+    "typ_p": (Stage(keep_typical, lambda p: p.typical_p < 1.0),),
+    "top_p": (Stage(keep_top_p, lambda p: p.top_p < 1.0),),
+    "min_p": (Stage(keep_min_p, lambda p: p.min_p > 0.0),),
+    "xtc": (Stage(exclude_top_choices, lambda p: p.xtc_applies > 0.0),),
+    "mirostat_1": (Stage(keep_by_zipf, lambda p: torch.isfinite(p.mu)),),
+    "mirostat_2": (Stage(keep_by_surprise, lambda p: torch.isfinite(p.mu)),),
+}

@@ -21,7 +21,7 @@ from serve_app.core.delta import Delta
 from serve_app.core.ledger import REST, FlowUsage, News, Spent, UsageReport
 
 if TYPE_CHECKING:
-    from serve_app.engine.scheduler.policy import Policy
+    from serve_app.engine.scheduler.policy import FairShares
     from serve_app.engine.scheduler.sequence import Batch, Sequence
 
 MAX_FLOWS = 1024
@@ -133,7 +133,7 @@ class Accounts:
         self._by_change[flow] = None
 
 
-def attribute(batch: Batch, policy: Policy, accounts: Accounts, *, since_ns: int) -> int:
+def attribute(batch: Batch, policy: FairShares, accounts: Accounts, *, since_ns: int) -> int:
     """Attribute a step that ends now to its flows and sequences; return its nanoseconds.
 
     since_ns: when it began, on the clock of the accounts

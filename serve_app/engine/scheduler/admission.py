@@ -21,7 +21,7 @@ from typing import NamedTuple
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Account, Accounts
-from serve_app.engine.scheduler.policy import Key, Policy
+from serve_app.engine.scheduler.policy import FairShares, Key
 from serve_app.engine.scheduler.queue import KeyOf, Line, WaitingQueue
 from serve_app.engine.scheduler.sequence import Sequence, num_common
 
@@ -77,7 +77,7 @@ class Admission:
     def __init__(
         self,
         waiting: WaitingQueue,
-        policy: Policy,
+        policy: FairShares,
         store: KeyValueStore,
         slots: Slots,
         accounts: Accounts,

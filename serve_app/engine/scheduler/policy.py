@@ -1,15 +1,15 @@
 """The policy: who is served first. The rest of the scheduler asks it and keeps no history of flows.
 
-A policy answers four questions:
+It answers four questions:
 
 1. turns: which line of the queue goes next;
 2. prompt tokens: how a step's budget is divided among the prompts of several lines;
 3. rows: which of the sequences that decode sit out a step;
 4. places: who gives up its place where all are taken, or its blocks where none is free.
 
-`Policy` itself is the plain reference: first come, first served. `FairShares` keeps one virtual counter per flow (Sheng
-et al., OSDI 2024): the service that it was charged for, divided by its weight. To each question it answers: whoever has
-the lowest counter, with what its running sequences will still be charged for, is served first.
+It keeps one virtual counter per flow (Sheng et al., OSDI 2024): the service that it was charged for, divided by its
+weight. To each question it answers: whoever has the lowest counter, with what its running sequences will still be
+charged for, is served first. With one flow that is first come, first served.
 """
 
 from __future__ import annotations
@@ -72,92 +72,6 @@ class Beyond(NamedTuple):
 NONE_BEYOND = Beyond()
 
 
-class Policy:
-    """First come, first served; `FairShares` overrides what concerns several flows. Runs in the engine's thread.
-
-    num_swaps: adapters that were loaded so far
-    holder:    the flow that had the last turn, where flows have turns
-    """
-
-    def __init__(self, rules: Rules | None = None) -> None:
-        self.rules = rules or Rules()
-        self.num_swaps = 0
-        self.holder: str | None = None
-
-    @property
-    def gap(self) -> float:
-        """Return the difference of the highest and the lowest counter of waiting flows; may be read by any thread."""
-        return 0.0
-
-    def line_of(self, share: Share) -> Hashable:
-        """Return which line of the queue such requests wait in; within a line the first that came is first."""
-        return ()
-
-    def enter(self, share: Share) -> None:
-        """Note that a line begins to wait."""
-
-    def leave(self, share: Share) -> None:
-        """Note that a line waits no more."""
-
-    def begin_turn(self, share: Share) -> None:
-        """Note that a sequence of this line begins."""
-
-    def charge(self, share: Share, service: float) -> None:
-        """Note service that was computed for a flow."""
-
-    def charge_swaps(self, share: Share, num_swaps: int) -> float:
-        """Note adapters that were loaded for a flow; return the service that they count as."""
-        service = self.rules.swap_weight * num_swaps
-        self.num_swaps += num_swaps
-        self.charge(share, service)
-        return service
-
-    def turn_key(self, share: Share, *, owed: float, since: float, is_kept: bool, number: int, now: float) -> Key:
-        """Return the key of a line's turn.
-
-        owed:    what the flow will be charged for its running sequences, divided by its weight
-        since:   when the line began to wait, or last had a turn; seconds
-        is_kept: it holds the turn, or its adapter is loaded
-        number:  in which the lines came
-        """
-        return 0, 0.0, number
-
-    def divide(self, claims: Items[Claim], amount: int) -> list[int]:
-        """Return the prompt tokens for each claim, `amount` in all or all that is wanted."""
-        return divided(claims, amount, price=0.0, lump=max(amount, 1))
-
-    def rows(self, decoding: Items[Share], allowed: Callable[[int, int], int]) -> tuple[set[int], Beyond]:
-        """Return which of the rows sit out a step, and how many of the others are beyond what all flows have.
-
-        allowed: of the rows that all flows have and those beyond, how many of the latter a step may compute
-        """
-        return set(), NONE_BEYOND
-
-    def victim(self, running: Items[Share]) -> int:
-        """Return which of the running, oldest first, is preempted where blocks run out."""
-        return len(running) - 1
-
-    def giver(
-        self, running: Items[Share], debts: Items[float], claimant: Share, *, resumes: Callable[[int], bool]
-    ) -> int | None:
-        """Return which of the running, oldest first, gives up its place to a claimant; None where none does.
-
-        debts:   what the flow of each will be charged for it, divided by its weight
-        resumes: whether one could go on later with next to nothing computed again
-        """
-        return None
-
-    def may_take_spare(self, running: Items[Share], owed: Mapping[str, float], claimant: Share) -> bool:
-        """Return whether a claimant may have one of the spare places.  owed: by flow, as for `turn_key`"""
-        return False
-
-    def note_given(self, flow: str) -> None:
-        """Note that a flow gave up a place."""
-
-    def note_recomputed(self, flow: str, num_tokens: int) -> None:
-        """Note tokens of a flow that are computed again, as a place was given up and their blocks were not kept."""
-
-
 def divided(claims: Items[Claim], amount: int, *, price: float, lump: int) -> list[int]:
     """Return how much each claim is given: a lump at a time to the least key, whose counter that raises.
 
@@ -195,8 +109,8 @@ prompts that are computed side by side all begin to decode late."""
 ROUNDING = 1e-9
 
 
-class FairShares(Policy):
-    """Shares the engine by virtual counters, charged at every step for what was computed.
+class FairShares:
+    """Shares the engine by virtual counters, charged at every step for what was computed. Runs in the engine's thread.
 
     A flow that begins to wait is lifted to a quantum below the lowest counter of those that wait. If none waits, it is
     lifted to a quantum below the highest counter that stopped waiting. So a flow does not make up for what it did not
@@ -205,10 +119,15 @@ class FairShares(Policy):
 
     Law: for each place that a flow gives but for AT_ONCE of them a quantum is computed for it, and PAID times what it
     had to compute again. So that is a bounded part of what is computed, whoever comes and whatever they ask.
+
+    num_swaps: adapters that were loaded so far
+    holder:    the flow that had the last turn
     """
 
     def __init__(self, rules: Rules | None = None) -> None:
-        super().__init__(rules)
+        self.rules = rules or Rules()
+        self.num_swaps = 0
+        self.holder: str | None = None
         self._counters: dict[str, float] = {}
         self._num_lines = Counter[str]()
         self._level = 0.0  # the highest counter of a flow that stopped waiting
@@ -217,6 +136,7 @@ class FairShares(Policy):
 
     @property
     def gap(self) -> float:
+        """Return the difference of the highest and the lowest counter of waiting flows; may be read by any thread."""
         waiting = [self.counter_of(flow) for flow in list(self._num_lines)]
         return max(waiting) - min(waiting) if waiting else 0.0
 
@@ -224,14 +144,17 @@ class FairShares(Policy):
         return self._counters.get(flow, 0.0)
 
     def line_of(self, share: Share) -> Hashable:
+        """Return which line of the queue such requests wait in; within a line the first that came is first."""
         return share.flow, share.priority
 
     def enter(self, share: Share) -> None:
+        """Note that a line begins to wait."""
         if share.flow not in self._num_lines:
             self._counters[share.flow] = max(self.counter_of(share.flow), self._floor)
         self._num_lines[share.flow] += 1
 
     def leave(self, share: Share) -> None:
+        """Note that a line waits no more."""
         self._num_lines[share.flow] -= 1
         if not self._num_lines[share.flow]:
             del self._num_lines[share.flow]
@@ -240,17 +163,32 @@ class FairShares(Policy):
             self._forget()
 
     def begin_turn(self, share: Share) -> None:
+        """Note that a sequence of this line begins."""
         self.holder = share.flow
 
     def charge(self, share: Share, service: float) -> None:
+        """Note service that was computed for a flow."""
         self._counters[share.flow] = self.counter_of(share.flow) + service / share.weight
         if share.flow in self._budgets:
             self._budgets[share.flow] += service
             if self._budgets[share.flow] >= self._most_given:
                 del self._budgets[share.flow]
 
+    def charge_swaps(self, share: Share, num_swaps: int) -> float:
+        """Note adapters that were loaded for a flow; return the service that they count as."""
+        service = self.rules.swap_weight * num_swaps
+        self.num_swaps += num_swaps
+        self.charge(share, service)
+        return service
+
     def turn_key(self, share: Share, *, owed: float, since: float, is_kept: bool, number: int, now: float) -> Key:
-        """Order by class, counter and order of coming. Age raises the class, and in the end beats everything."""
+        """Return the key of a line's turn. Age raises the class, and in the end beats everything.
+
+        owed:    what the flow will be charged for its running sequences, divided by its weight
+        since:   when the line began to wait, or last had a turn; seconds
+        is_kept: it holds the turn, or its adapter is loaded
+        number:  in which the lines came
+        """
         rules, waited_s = self.rules, now - since
         if waited_s > rules.max_wait_s:
             return -1, since, number
@@ -259,12 +197,15 @@ class FairShares(Policy):
         return rank, counter - rules.quantum if is_kept else counter, number
 
     def divide(self, claims: Items[Claim], amount: int) -> list[int]:
+        """Return the prompt tokens for each claim, `amount` in all or all that is wanted."""
         return divided(claims, amount, price=self.rules.prefill_weight, lump=max(LEAST_LUMP, amount // MOST_LUMPS))
 
     def rows(self, decoding: Items[Share], allowed: Callable[[int, int], int]) -> tuple[set[int], Beyond]:
-        """Let no row sit out for a flow that has as many for its weight, or that waits for more and has its turns.
+        """Return which of the rows sit out a step, and how many of the others are beyond what all flows have.
 
-        What is beyond the level may stretch a step as far as `allowed` says.
+        None sits out for a flow that has as many for its weight, or that waits for more and has its turns.
+
+        allowed: of the rows that all flows have and those beyond, how many of the latter a step may compute
         """
         places = defaultdict[str, list[int]](list)
         for place, share in enumerate(decoding):
@@ -287,8 +228,9 @@ class FairShares(Policy):
         return self._sitting_out(places, levels), Beyond(num_allowed, num_least)
 
     def victim(self, running: Items[Share]) -> int:
-        """Return the youngest sequence of the lowest class, among the flows with the highest counters.
+        """Return which of the running, oldest first, is preempted where blocks run out.
 
+        It is the youngest sequence of the lowest class, among the flows with the highest counters.
         A flow counts among them if it is less than a quantum below the highest. The youngest loses least.
         """
         lowest = max(RANKS[share.priority] for share in running)
@@ -299,7 +241,13 @@ class FairShares(Policy):
     def giver(
         self, running: Items[Share], debts: Items[float], claimant: Share, *, resumes: Callable[[int], bool]
     ) -> int | None:
-        """Return the youngest of a flow that should have less, and would be a quantum above the claimant without it."""
+        """Return which of the running, oldest first, gives up its place to a claimant; None where none does.
+
+        It is the youngest of a flow that should have less, and would be a quantum above the claimant without it.
+
+        debts:   what the flow of each will be charged for it, divided by its weight
+        resumes: whether one could go on later with next to nothing computed again
+        """
         quantum, owed = self.rules.quantum, defaultdict[str, float](float)
         for share, debt in zip(running, debts, strict=True):
             owed[share.flow] += debt
@@ -313,13 +261,16 @@ class FairShares(Policy):
         return max(found)[2] if found else None
 
     def may_take_spare(self, running: Items[Share], owed: Mapping[str, float], claimant: Share) -> bool:
+        """Return whether a claimant may have one of the spare places.  owed: by flow, as for `turn_key`"""
         should_have_less = self._judged_by(running, owed, claimant, by=0.0)
         return any(should_have_less(share, 0.0) for share in running)
 
     def note_given(self, flow: str) -> None:
+        """Note that a flow gave up a place."""
         self._pay(flow, self.rules.quantum)
 
     def note_recomputed(self, flow: str, num_tokens: int) -> None:
+        """Note tokens of a flow that are computed again, as a place was given up and their blocks were not kept."""
         self._pay(flow, PAID * self.rules.prefill_weight * num_tokens)
 
     @property

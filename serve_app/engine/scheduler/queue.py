@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice, takewhile
 
 from serve_app.core.shares import Share
-from serve_app.engine.scheduler.policy import RANKS, Key, Policy
+from serve_app.engine.scheduler.policy import RANKS, FairShares, Key
 from serve_app.engine.scheduler.sequence import Sequence
 
 MAX_LOOKAHEAD = 128
@@ -53,7 +53,7 @@ def lacks_nothing(sequence: Sequence) -> bool:
 class WaitingQueue:
     """Lines by the policy's names. The service bounds how many sequences may wait."""
 
-    def __init__(self, policy: Policy, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, policy: FairShares, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._policy = policy
         self._clock = clock
         self._lines: dict[Hashable, Line] = {}

@@ -20,9 +20,8 @@ from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Accounts
 from serve_app.engine.scheduler.admission import Admission, Shared
-from serve_app.engine.scheduler.pace import Pace
-from serve_app.engine.scheduler.planner import Planner
-from serve_app.engine.scheduler.policy import Policy
+from serve_app.engine.scheduler.planner import Pace, Planner
+from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
@@ -43,7 +42,7 @@ class Scheduler:
 
     running: by age
     paused:  taken out until they are resumed; they hold nothing
-    policy:  who is served first; None is first come, first served
+    policy:  who is served first
 
     Law: a step that computes something copies at most a fixed number of positions for each token of its budget, or one
     block, and one piece of what an ended sequence leaves. Blocks that a beginning sequence waits for do not count.
@@ -57,7 +56,7 @@ class Scheduler:
         *,
         max_batch_tokens: int,
         max_logit_rows: int,
-        policy: Policy | None = None,
+        policy: FairShares | None = None,
         accounts: Accounts | None = None,
         waiting: WaitingQueue | None = None,
         max_forced: int = 0,
@@ -68,7 +67,7 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._slots = store, slots
-        self._policy = policy or Policy()
+        self._policy = policy or FairShares()
         self.waiting = WaitingQueue(self._policy, clock=clock) if waiting is None else waiting
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []

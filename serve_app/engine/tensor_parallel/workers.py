@@ -363,7 +363,6 @@ class Peers(Protocol):
 
     def meet(self) -> None:
         """Wait until all have reached this point, however long they read weights."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,15 +408,11 @@ class ReplicatedStorage:
     def _change(self, method: Method, *arguments: Any) -> None:
         """Make a call, and have the workers make it with the holdings as they are now."""
         getattr(self._own, method)(*arguments)
-        now = (_copy(each) if isinstance(each, Holding) else each for each in arguments)
+        # of a holding what workers need; its prefix is known to the first shard's ledger alone
+        now = (Holding(each.place, blocks=[*each.blocks]) if isinstance(each, Holding) else each for each in arguments)
         self._note(StorageCall(method=method, arguments=tuple(now)))
 
 
 def carry_out(call: StorageCall, storage: Storage) -> None:
     """Make a noted call on a worker's storage."""
     getattr(storage, call.method)(*call.arguments)
-
-
-def _copy(holding: Holding) -> Holding:
-    """Copy a holding as it is now. Its prefix is known to the first shard's ledger alone."""
-    return Holding(holding.place, blocks=[*holding.blocks])

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import shake_128
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -116,7 +117,7 @@ def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[ImageE
 
     Text advances all three by one. An image stands still in time. The text behind it begins after its longer side.
     """
-    starts = [positions[first] for first in _firsts(seen)]
+    starts = [positions[first] for first in accumulate((len(each.rows) for each in seen[:-1]), initial=0)]
     pieces: list[Tensor] = []
     reached = done = 0
     for start, each in zip(starts, seen, strict=True):
@@ -130,9 +131,3 @@ def _rope_positions(length: int, positions: Sequence[int], seen: Sequence[ImageE
         done = start + height * width
     pieces.append((torch.arange(length - done) + reached).expand(3, -1))
     return torch.cat(pieces, dim=1)
-
-
-def _firsts(seen: Sequence[ImageEmbeddings]) -> list[int]:
-    """Return the index of each image's first row."""
-    counts = [len(each.rows) for each in seen]
-    return [sum(counts[:at]) for at in range(len(counts))]

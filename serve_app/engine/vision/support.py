@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
@@ -37,7 +36,7 @@ class VisionKind:
     fault: Callable[[Any], str | None] = lambda config: None
 
 
-CLASS_TOKENS: Mapping[str, int] = MappingProxyType({"clip_vision_model": 1, "siglip_vision_model": 0})
+CLASS_TOKENS: Mapping[str, int] = {"clip_vision_model": 1, "siglip_vision_model": 0}
 """Towers of LLaVA, with the embeddings that they put before those of the patches."""
 
 
@@ -98,9 +97,13 @@ QWEN = VisionKind(
     around=("<|vision_start|>", "<|vision_end|>"),
 )
 
-KINDS: Mapping[str, VisionKind] = MappingProxyType(
-    {"llava": LLAVA, "idefics3": IDEFICS, "smolvlm": IDEFICS, "qwen2_vl": QWEN, "qwen2_5_vl": QWEN}
-)
+KINDS: Mapping[str, VisionKind] = {
+    "llava": LLAVA,
+    "idefics3": IDEFICS,
+    "smolvlm": IDEFICS,
+    "qwen2_vl": QWEN,
+    "qwen2_5_vl": QWEN,
+}
 """By `model_type`."""
 
 

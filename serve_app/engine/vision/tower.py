@@ -28,18 +28,7 @@ MAX_SCANS = 40
 """Of a JPEG: each is a pass over all of its pixels, and takes a few bytes. Writers of progressive files use ten."""
 MAX_REASON_CHARS = 120
 SCAN = b"\xff\xda"
-BROKEN = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    TypeError,
-    IndexError,
-    KeyError,
-    EOFError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-)
+BROKEN = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, OverflowError, struct.error, zlib.error)
 """What the library raises where a file is not what it says."""
 
 

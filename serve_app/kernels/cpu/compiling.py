@@ -50,11 +50,14 @@ class Machine:
         return cls(width=8, registers=16, has_pairs=False)
 
 
-class Code:
-    """Machine code of one LLVM module; it lasts as long as this object."""
+class Kernel:
+    """A function that takes the numbers of its items from a counter, whose address is its first parameter.
 
-    def __init__(self, module: Any) -> None:
-        """Compile a module of llvmlite's. Raises RuntimeError where LLVM refuses it."""
+    Its machine code lasts as long as this object.
+    """
+
+    def __init__(self, module: Any, name: str) -> None:
+        """Compile a module of llvmlite's, of which that function is. Raises RuntimeError where LLVM refuses it."""
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         llvm.initialize_native_asmparser()
@@ -70,19 +73,7 @@ class Code:
         builder.getModulePassManager().run(parsed, builder)
         self._engine = llvm.create_mcjit_compiler(parsed, target)
         self._engine.finalize_object()
-
-    def address_of(self, name: str) -> int:
-        """Return the address of a function."""
-        address: int = self._engine.get_function_address(name)
-        return address
-
-
-class Kernel:
-    """A function that takes the numbers of its items from a counter, whose address is its first parameter."""
-
-    def __init__(self, code: Code, name: str) -> None:
-        self._code = code  # lasts as long as this
-        self._address = code.address_of(name)
+        self._address: int = self._engine.get_function_address(name)
         self._alone = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(self._address)
         self._together = _team_call()
 

@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["bfloat16", "float16", "float32"]
 Value: TypeAlias = Any
 """Of LLVM: what an instruction gives."""
 
-INT8, INT16, INT32, INT64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOAT, POINTER = ir.FloatType(), ir.PointerType()
 FREELY = ("reassoc", "contract", "nsz")
 """How sums may be computed that have no order of their own."""

@@ -15,7 +15,7 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-from serve_app.kernels.cpu.compiling import KINDS, TOLERANCES, Code, Kernel, Machine, tried
+from serve_app.kernels.cpu.compiling import KINDS, TOLERANCES, Kernel, Machine, tried
 from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Pairs, Value
 from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, largest_error
 
@@ -314,7 +314,7 @@ class LowRankKernels:
         machine = Machine.here()
         in_pairs = machine.has_pairs and dtype == torch.bfloat16
         self._numbers = Numbers(kind=KINDS[dtype], width=machine.width, in_pairs=in_pairs)
-        self._kernel = Kernel(Code(emit(self._numbers)), NAME)
+        self._kernel = Kernel(emit(self._numbers), NAME)
 
     def takes(self, frame: Tensor) -> bool:
         """Return whether changes of such a weight, [outputs, inputs], are computed so."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from llvmlite import ir
 from torch import Tensor
 
-from serve_app.kernels.cpu.compiling import KINDS, Code, Kernel, address, tried
+from serve_app.kernels.cpu.compiling import KINDS, Kernel, address, tried
 from serve_app.kernels.cpu.emitter import (
     FLOAT,
     INT16,
@@ -245,7 +245,11 @@ class _Writer:
         found: list[Value] = []
         for row, base in enumerate(inputs):
             own, word = totals[row * count : (row + 1) * count], emit.at(base, group, INT32)
-            found += self._row(word, own, vectors) if len(inputs) > FEW else self._row_by_llvm(word, own, vectors)
+            if len(inputs) <= FEW:
+                found += self._row_by_llvm(word, own, vectors)
+            else:  # LLVM would load the words of many rows first, and sums would leave registers
+                name = "vpdpbusd" if self._numbers.is_whole else "vdpbf16ps"
+                found += multiplied_by_word(emit, name, word, own, vectors)
         return found
 
     def _row_by_llvm(self, word: Value, totals: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
@@ -253,20 +257,9 @@ class _Writer:
         build, nothing = self._build, ir.Constant(WORDS, ir.Undefined)
         single = build.insert_element(nothing, build.load(word, typ=INT32, align=2), INT32(0))
         x = build.bitcast(build.shuffle_vector(single, nothing, self._emit.whole(0)), vectors[0].type)
-        return [self._dot(total, x, vector) for total, vector in zip(totals, vectors, strict=True)]
-
-    def _dot(self, total: Value, x: Value, weights: Value) -> Value:
-        if not self._numbers.is_whole:
-            return self._pairs.dot(total, x, weights)
-        return self._emit.call("llvm.x86.avx512.vpdpbusd.512", total.type, total, x, weights)
-
-    def _row(self, word: Value, totals: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
-        """A row's sums with one more group, whose word is at that address.
-
-        As instructions of our own, as LLVM would load the words of many rows first, and sums would leave registers.
-        """
-        name = "vpdpbusd" if self._numbers.is_whole else "vdpbf16ps"
-        return multiplied_by_word(self._emit, name, word, totals, vectors)
+        whole = functools.partial(self._emit.call, "llvm.x86.avx512.vpdpbusd.512", WORDS)
+        dot = whole if self._numbers.is_whole else self._pairs.dot
+        return [dot(total, x, vector) for total, vector in zip(totals, vectors, strict=True)]
 
     def _give(self, at_row: Value) -> Sequence[Value]:
         """Write a row's outputs of the block, those that there are."""
@@ -456,4 +449,4 @@ def _made_for(output: Kind, *, is_whole: bool) -> Kernel | None:
         return None
     what = "products of whole numbers" if is_whole else "products of bfloat16"
     numbers = Numbers(is_whole=is_whole, output=output)
-    return tried(what, lambda: Kernel(Code(emit(numbers)), NAME), lambda _: True)  # each weight's are tried
+    return tried(what, lambda: Kernel(emit(numbers), NAME), lambda _: True)  # each weight's are tried

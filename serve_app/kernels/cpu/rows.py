@@ -12,7 +12,7 @@ from torch import Tensor
 
 from serve_app.kernels.cpu import attention
 from serve_app.kernels.cpu.attention import STRETCH, Form
-from serve_app.kernels.cpu.compiling import KINDS, Code, Kernel, Machine, float_bits, tried
+from serve_app.kernels.cpu.compiling import KINDS, Kernel, Machine, float_bits, tried
 from serve_app.kernels.forms import Row
 
 SHORT = 1 << 15
@@ -66,7 +66,7 @@ class RowsKernel:
 
     def __init__(self, form: Form) -> None:
         """Raises RuntimeError where LLVM makes no kernel."""
-        self._kernel = Kernel(Code(attention.emit(form)), attention.NAME)
+        self._kernel = Kernel(attention.emit(form), attention.NAME)
         self._parts = form.parts
         self._partial = form.partial
 

@@ -48,6 +48,7 @@ export class Adapters {
     const told = ({ requests, errors }) => `${errors} of ${requests} failed`;
     const figures = [`${told(tried.counted)} (beside it ${told(tried.beside)})`];
     if (tried.divergence !== null) figures.push(`divergence ${tried.divergence.toFixed(2)} nats per token`);
+    if (tried.held !== null) figures.push(`held: ${tried.held}`);
     return make("span", {}, short(tried.version), ` ${+(100 * tried.share).toFixed(2)} % of requests. ${figures.join(", ")}`);
   }
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.request import SamplingParams
-from serve_app.engine.scheduler.pace import (
+from serve_app.engine.scheduler.planner import (
     FIRST_TOKENS,
     LEAST_TOKENS,
     LOOK_AGAIN,
@@ -19,9 +19,10 @@ from serve_app.engine.scheduler.pace import (
     SHORT_PROMPT,
     Beyond,
     Pace,
+    reasons_to_hurry,
+    short_and_unwatched,
     work_clock,
 )
-from serve_app.engine.scheduler.planner import reasons_to_hurry, short_and_unwatched
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine, request, sequences

@@ -7,8 +7,17 @@ from array import array
 
 import pytest
 
-from serve_app.engine.speculation.guesser import FIRST_CHANCES, MOST_SLOTS, Guesser, Ngrams, Trust, level_of
-from serve_app.engine.speculation.speculator import FADING, PLAIN_EVERY, StepCosts
+from serve_app.engine.speculation.speculator import (
+    FADING,
+    FIRST_CHANCES,
+    MOST_SLOTS,
+    PLAIN_EVERY,
+    Guesser,
+    Ngrams,
+    StepCosts,
+    Trust,
+    level_of,
+)
 
 
 def latest(tokens: list[int], size: int) -> int | None:
