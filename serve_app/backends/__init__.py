@@ -1,1 +1,1 @@
-"""Engines of others behind the same replica: `vllm`."""
+"""**Backends**: engines of others behind the replica's interface: vLLM computes logits, what is drawn is drawn here"""

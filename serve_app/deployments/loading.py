@@ -99,7 +99,7 @@ def load_replica(
 
     kind: Any = ReplicaEngine
     if config.engine == "vllm":
-        from serve_app.backends.vllm.engine import VllmEngine as kind  # noqa: N813
+        from serve_app.backends.vllm.engine import VllmEngine as kind
     engine, tokenizer = kind.load_model(config, adapters)
     records = replace(engine.card.records, embedding=embedding)
     members = {"root": root or config.path, "records": records, "tool_prompt": "prompt", **told}

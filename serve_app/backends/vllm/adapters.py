@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from vllm.lora.request import LoRARequest
@@ -30,15 +31,10 @@ class VllmAdapters:
     used: versions of sequences that have not ended
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        *,
-        max_loras: int,
-        post: Callable[[Callable[[], None]], None],
-        used: Callable[[], frozenset[str]],
-    ) -> None:
-        self._core, self._max_loras, self._post, self._used = core, max_loras, post, used
+    def __init__(self, core: EngineCore, *, max_loras: int) -> None:
+        self._core, self._max_loras = core, max_loras
+        self.post: Callable[[Callable[[], None]], None] = lambda call: call()
+        self.used: Callable[[], frozenset[str]] = frozenset
         self._known: dict[str, LoRARequest] = {}
         self._num_made = 0
 
@@ -57,7 +53,8 @@ class VllmAdapters:
         """Make an adapter known without reading it. Raises AdapterUnusable."""
         reason = record.reason or self._reason(record)
         if reason is not None:
-            raise AdapterUnusable.refusing("adapter", must="be one that vLLM computes", found=f"{record.name}: {reason}")
+            found = f"{record.name}: {reason}"
+            raise AdapterUnusable.refusing("adapter", must="be one that vLLM computes", found=found)
         if record.version not in self._known:
             self._num_made += 1
             self._known[record.version] = LoRARequest(record.version, self._num_made, str(record.path))
@@ -77,7 +74,7 @@ class VllmAdapters:
     def keep(self, versions: frozenset[str]) -> None:
         """Let these stay in memory: their files were overwritten."""
         for version in versions & self._known.keys():
-            self._in_turn(lambda number=self._known[version].lora_int_id: self._core.pin_lora(number))
+            self._in_turn(partial(self._core.pin_lora, self._known[version].lora_int_id))
 
     def drop(self, versions: frozenset[str]) -> Future[frozenset[str]]:
         """Forget adapters but for those in use; the future gives those that are gone."""
@@ -96,7 +93,7 @@ class VllmAdapters:
         return card
 
     def _forget(self, versions: frozenset[str]) -> frozenset[str]:
-        gone = (versions & self._known.keys()) - self._used()
+        gone = (versions & self._known.keys()) - self.used()
         for version in gone:
             self._core.remove_lora(self._known.pop(version).lora_int_id)
         return gone
@@ -116,5 +113,5 @@ class VllmAdapters:
             except Exception as error:
                 answer.set_exception(error)
 
-        self._post(carry_out)
+        self.post(carry_out)
         return answer

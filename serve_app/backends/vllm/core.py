@@ -22,9 +22,8 @@ from serve_app.core.errors import EngineFailed, ServeError
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
 from serve_app.engine.engine import LOST, MAX_TOLD
-from serve_app.engine.sampling.logprobs import Scored
 from serve_app.engine.sampling.output import Output
-from serve_app.engine.sampling.sampler import SampledSpan
+from serve_app.engine.sampling.sampler import SampledSpan, Scored
 from serve_app.engine.scheduler.accounting import Accounts, attribute, note_ended, with_times
 from serve_app.engine.scheduler.policy import FairShares, Key
 from serve_app.engine.scheduler.queue import Line, WaitingQueue
@@ -216,9 +215,7 @@ class VllmCore:
             share = line.share
             kept = share.flow == self._policy.holder
             debt = owed.get(share.flow, 0.0)
-            return self._policy.turn_key(
-                share, owed=debt, since=line.since, is_kept=kept, number=line.number, now=now
-            )
+            return self._policy.turn_key(share, owed=debt, since=line.since, is_kept=kept, number=line.number, now=now)
 
         for each in self._running.values():
             owe(each.sequence)
@@ -312,7 +309,7 @@ class VllmCore:
         return found
 
     def _result(self, sequence: Sequence, output: EngineCoreOutput | None) -> SampledSpan:
-        prompt = ()
+        prompt: tuple[Scored, ...] = ()
         if output is not None and output.new_prompt_logprobs_tensors is not None:
             wanted = sequence.request.logprobs
             ranked = wanted is not None and wanted.whole_prompt is not None

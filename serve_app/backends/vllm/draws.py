@@ -69,7 +69,7 @@ class Row:
     samples: Callable[[], bool]
 
 
-class DrawProcessor(LogitsProcessor):
+class DrawProcessor(LogitsProcessor):  # type: ignore[misc]  # vLLM may be missing
     """Draws with our sampler for every row of vLLM's batch. One request per row, in this very process."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from collections.abc import Sequence as Items
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -47,6 +47,7 @@ class VllmEngine(Driver):
         super().__init__(core, niceness=0)  # type: ignore[arg-type]
         self.core, self.config, self.eos_token_ids = core, core.config, eos_token_ids
         self.adapters, self.card, self.news = adapters, card, core.news
+        adapters.post, adapters.used = lambda call: self.nudge(lambda _: call()), lambda: core.versions
 
     @classmethod
     def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
@@ -62,41 +63,15 @@ class VllmEngine(Driver):
         from serve_app.backends.vllm.draws import Draws
         from serve_app.engine.sampling.output import Output
 
-        model = checked.model_config
-        tokenizer = TextTokenizer.load(Path(config.path), vocab_size=model.get_vocab_size())
-        eos = tokenizer.eos_token_ids | ends_of(model, Path(config.path))
+        model, folder = checked.model_config, Path(config.path)
+        tokenizer = TextTokenizer.load(folder, vocab_size=model.get_vocab_size())
+        eos = tokenizer.eos_token_ids | ends_of(model, folder)
         core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
-        engine: VllmEngine
-
-        def post(call: Any) -> None:
-            engine.nudge(lambda _: call())
-
-        files = VllmAdapters(
-            core,
-            max_loras=config.max_adapters,
-            post=post,
-            used=lambda: engine.core.versions,
-        )
-        steps = VllmCore(
-            config, core, Draws.on(checked.device_config.device, eos), Output(tokenizer, eos), files.lora_of
-        )
-        cards = tuple(_known(files, record) for record in adapters)
-        card = ModelCard(
-            name=config.name,
-            root=config.path,
-            created=0,
-            max_model_len=model.max_model_len,
-            vocab_size=model.get_vocab_size(),
-            adapters=cards,
-            max_num_sequences=config.max_num_sequences,
-            max_waiting=config.max_waiting,
-            kv_cache_bytes=0 if config.kv_cache_bytes == "auto" else config.kv_cache_bytes,
-            max_mixed_adapters=1,
-            capabilities=CAPABILITIES,
-            numerics=f"{weights_sample(Path(config.path))} {model.dtype} vllm {version_of_vllm()}",
-        )
-        engine = cls(steps, files, card, eos)
-        return engine, tokenizer
+        files = VllmAdapters(core, max_loras=config.max_adapters)
+        draws = Draws.on(checked.device_config.device, eos)
+        steps = VllmCore(config, core, draws, Output(tokenizer, eos), files.lora_of)
+        card = card_of(config, model, tuple(_known(files, record) for record in adapters))
+        return cls(steps, files, card, eos), tokenizer
 
     @property
     def usage(self) -> UsageReport:
@@ -136,6 +111,24 @@ class VllmEngine(Driver):
         if self._thread.ident is not None:
             super().close()
         self.core.close()
+
+
+def card_of(config: EngineConfig, model: Any, adapters: tuple[AdapterCard, ...]) -> ModelCard:
+    """Return what the replica says of a model, as vLLM's own configuration of it has it."""
+    return ModelCard(
+        name=config.name,
+        root=config.path,
+        created=0,
+        max_model_len=model.max_model_len,
+        vocab_size=model.get_vocab_size(),
+        adapters=adapters,
+        max_num_sequences=config.max_num_sequences,
+        max_waiting=config.max_waiting,
+        kv_cache_bytes=0 if config.kv_cache_bytes == "auto" else config.kv_cache_bytes,
+        max_mixed_adapters=1,
+        capabilities=CAPABILITIES,
+        numerics=f"{weights_sample(Path(config.path))} {model.dtype} vllm {version_of_vllm()}",
+    )
 
 
 def version_of_vllm() -> str:
