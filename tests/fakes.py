@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,10 +21,13 @@ from serve_app.core.delta import (
     TokenLogprob,
     TopLogprob,
 )
-from serve_app.core.errors import ServeError
+from serve_app.core.errors import Resumed, ServeError
 from serve_app.core.ledger import News, Spent
+from serve_app.core.progress import Past
 from serve_app.core.prompt import Image, Tokenization, TokenizeRequest
-from serve_app.core.request import EmbeddingForm, GenerationRequest, Recording
+from serve_app.core.recording import Recording
+from serve_app.core.request import EmbeddingForm, GenerationRequest
+from serve_app.replica.keeping import Keeping
 
 
 async def settle(num_turns: int = 30) -> None:
@@ -126,6 +130,7 @@ class FakeBackend:
         self._outboxes: dict[str, Outbox] = {}
         self._stepper: asyncio.Task[None] | None = None
         self._has_died = False
+        self.keeping = Keeping(64 << 20, time.monotonic)
         self.spent: dict[str, Spent] = {}
         self.spent_on: dict[str, Spent] = {}
 
@@ -169,6 +174,7 @@ class FakeBackend:
         if self.refusal is not None:
             raise self.refusal
         self.submissions.append(tuple(requests))
+        self.keeping.begin(requests)
         for request in requests:
             assert request.request_id not in self._live, f"{request.request_id} was submitted twice"
             self._routers[request.request_id] = router_id
@@ -180,6 +186,7 @@ class FakeBackend:
         if self._has_died:
             raise ConnectionError("the process is gone")
         self.aborted += request_ids
+        self.keeping.leave(request_ids)
         for request_id in request_ids:
             self._live.pop(request_id, None)
 
@@ -192,6 +199,17 @@ class FakeBackend:
         if self._has_died:
             raise ConnectionError("the process is gone")
         self.paused -= set(request_ids)
+
+    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
+        if self._has_died:
+            raise ConnectionError("the process is gone")
+        found = self.keeping.find(response_id, owner)
+        for past in found:
+            request_id = past.request.request_id
+            if self._live.pop(request_id, None):
+                self.keeping.leave([request_id])
+                self.send(self._routers[request_id], Delta(request_id=request_id, sample=0, error=Resumed("elsewhere")))
+        return found
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """A token per character, its code point; the end of sequence stands for all special tokens."""
@@ -263,6 +281,7 @@ class FakeBackend:
             if not sequences:
                 del self._live[request_id]
         for router_id, of_router in deltas.items():
+            self.keeping.note(of_router)
             self.send(router_id, *of_router)
 
     def send(self, router_id: str, *deltas: Delta) -> None:

@@ -95,6 +95,10 @@ class CompletionRequest(
         """Return how many completions are computed in all."""
         return self.num_parts * self.num_candidates
 
+    def own_id(self, response_id: str) -> str:
+        """Return the id that the client reads: its own where it sent one."""
+        return response_id if self.request_id is None else f"{self.id_prefix}-{self.request_id}"
+
     def listed_model_of(self, part: int) -> str | None:
         """Return the model of this part if it is one of a list."""
         return self.listed[part // len(self.prompts)] if self.listed else None

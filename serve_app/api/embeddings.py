@@ -20,7 +20,7 @@ from serve_app.api.sse import Fragment
 from serve_app.core.delta import Usage
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Prompt
-from serve_app.core.request import Recording
+from serve_app.core.recording import Recording
 
 ONE = "a non-empty string or a list of token ids"
 

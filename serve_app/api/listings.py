@@ -156,7 +156,7 @@ def _target_entry(card: ModelCard, target: ModelRef, entries: Mapping[str, Model
 def adapter_entry(card: ModelCard, adapter: AdapterCard, *, is_pinned: bool = False) -> ModelEntry:
     """Return the entry of one adapter. is_pinned: its address names the version, too"""
     name = f"{card.name}:{adapter.name}" + (f"@{adapter.version}" if is_pinned else "")
-    return replace(_entry(card, name, root=adapter.root, parent=card.name), version=adapter.version)
+    return replace(_entry(card, name, root=adapter.root, parent=card.name), version=adapter.version or None)
 
 
 def mix_entry(card: ModelCard, mix: ModelRef) -> ModelEntry:

@@ -28,6 +28,7 @@ ERRORS = {
     404: "There is no such model, adapter or route.",
     405: "The route has other methods; `Allow` names them.",
     408: "The body did not arrive in time.",
+    409: "The stream was fetched anew elsewhere; within a stream only.",
     413: "The body is larger than the server reads.",
     415: "The body is not JSON, or in an encoding other than gzip.",
     422: "As 400, in the dialect mistral.rs.",
@@ -127,6 +128,8 @@ def _operations() -> dict[Path, dict[str, Any]]:
     return {
         Path.COMPLETIONS: _completions("CompletionRequest", "Completion", "CompletionChunk", has_end=True),
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
+        Path.COMPLETION: _fetched("CompletionChunk"),
+        Path.CHAT_COMPLETION: _fetched("ChatChunk"),
         Path.RESPONSES: _completions(
             "ResponsesRequest", "Response", "ResponseEvent", has_end=False, summary="Answer a chat in items"
         ),
@@ -188,6 +191,21 @@ def _completions(
         data = either(data, {"const": "[DONE]"})
     content = _json(answer) | _events(data, "Where `stream` is true.")
     operation = _operation(summary, content, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
+    operation["responses"]["200"]["headers"] = TOLD_HEADERS
+    return operation
+
+
+def _fetched(chunk: str) -> dict[str, Any]:
+    """Return the operation of a route that tells a stream again and goes on with it."""
+    data = either({**JSON_TEXT, "contentSchema": either(reference(chunk), reference("Error"))}, {"const": "[DONE]"})
+    last_id = _parameter(
+        "Last-Event-ID", "header", description="The id of the last event that came; left out for the whole stream."
+    )
+    operation = _operation(
+        "Fetch a stream anew, behind what came of it",
+        _events(data, "What is left of it."),
+        parameters=[_parameter("id", "path", description="Of the response."), last_id, TIMEOUT_HEADER],
+    )
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     return operation
 
@@ -319,6 +337,7 @@ FAILURES = {
     403: REFUSALS[403],
     400: "A field is unknown or out of its range; the message names it.",
     404: "There is no such tenant, key or adapter.",
+    409: "The stream was fetched anew elsewhere; within a stream only.",
     413: "The body is larger than the server reads.",
     415: "The body is not JSON.",
     405: "The route has other methods; `Allow` names them.",

@@ -15,7 +15,9 @@ class Path(StrEnum):
 
     FRONT = "/"
     COMPLETIONS = "/v1/completions"
+    COMPLETION = "/v1/completions/{id}"
     CHAT = "/v1/chat/completions"
+    CHAT_COMPLETION = "/v1/chat/completions/{id}"
     RESPONSES = "/v1/responses"
     EMBEDDINGS = "/v1/embeddings"
     NATIVE_COMPLETION = "/completion"
@@ -102,7 +104,8 @@ class AdminPath(StrEnum):
         return None if self is AdminPath.OWN_USAGE else Scope.ADMIN
 
 
-MODEL_PREFIX = str(Path.MODEL).removesuffix("{id}")
+NAMED = {str(path).removesuffix("{id}"): path for path in (Path.COMPLETION, Path.CHAT_COMPLETION, Path.MODEL)}
+"""Paths that end in the name of one thing, by what stands before it."""
 KNOWN: dict[str, Path] = {path.value: path for path in Path if "{" not in path}
 CONSOLE_FILE = re.compile(re.escape(Path.CONSOLE_FILE.removesuffix("{file}")) + r"[a-z][a-z-]*\.(?:css|js|svg)")
 ADMIN_PREFIX = "/admin/"
@@ -114,8 +117,9 @@ def path_of(path: str) -> Path | AdminPath | None:
     found = KNOWN.get(path)
     if found is not None:
         return found
-    if path.startswith(MODEL_PREFIX):
-        return Path.MODEL
+    for prefix, named in NAMED.items():
+        if path.startswith(prefix):
+            return named
     if CONSOLE_FILE.fullmatch(path):
         return Path.CONSOLE_FILE
     if not path.startswith(ADMIN_PREFIX) and path != AdminPath.OWN_USAGE:

@@ -14,7 +14,7 @@ from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, experts_text,
 from serve_app.api.sse import dump
 from serve_app.core.delta import FinishReason, TokenLogprob, Usage
 from serve_app.core.names import ModelRef
-from serve_app.core.request import Recording
+from serve_app.core.recording import Recording
 from serve_app.core.tools import ToolCall, ToolCallDelta, joined_calls, one_per_call
 
 OBJECT = "text_completion"

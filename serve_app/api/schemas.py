@@ -324,6 +324,7 @@ TENANT: Mapping[str, Schema] = {
     "cors_origins": array(STRING),
     "cache_group": nullable(STRING),
     "log_texts": {"type": "number", "minimum": 0, "maximum": 1},
+    "resumes": {"type": "boolean"},
 }
 KEY: Mapping[str, Schema] = {
     "id": STRING,

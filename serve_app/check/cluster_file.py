@@ -30,7 +30,7 @@ from serve_app.check.memory import (
     reservation,
     this_machine,
 )
-from serve_app.core.cards import AdapterCard, ModelCard
+from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError
 from serve_app.deployments.arguments import ModelArgs
 
@@ -200,7 +200,7 @@ def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[F
             " serve_app.deployments.apps:router` and `route_prefix: /`, as in the repository's cluster.yaml"
         )
         yield Finding(path=("applications",), message=message)
-    cards = {args.name: _card(args) for args in models}  # a name that is given twice is told already
+    cards = {args.name: args.card for args in models}  # a name that is given twice is told already
     for path, application in routers if models else ():
         for here, config in router_configs(application, path):
             yield from _check_aliases(_named(config.get("aliases")), list(cards.values()), (*here, "aliases"))
@@ -208,16 +208,20 @@ def check_names(data: dict[str, Any], models: Sequence[ModelArgs]) -> Iterator[F
 
 
 def check_roots(data: dict[str, Any]) -> Iterator[Finding]:
-    """Yield a note or a warning for each address below which adapters may be published: can this machine fetch it?"""
+    """Yield a note or a warning for each place below which adapters may be published: can this machine read it?"""
     for path, application in routers_of(data):
         for here, config in router_configs(application, path):
             roots = config.get("adapter_roots")
             for number, root in enumerate(roots if isinstance(roots, list) else ()):
-                if isinstance(root, str) and is_address(root):
+                if isinstance(root, str):
                     yield from _check_root(root, (*here, "adapter_roots", number))
 
 
 def _check_root(root: str, path: Path) -> Iterator[Finding]:
+    if not is_address(root):
+        if not FilePath(root).is_dir():
+            yield Finding(path=path, message=f"this machine has no folder {root}", severity=Severity.WARNING)
+        return
     try:
         scheme = parse_source(root).scheme
     except CatalogError:
@@ -250,12 +254,16 @@ def _check_aliases(said: Mapping[str, object], cards: Sequence[ModelCard], path:
 
 
 def _check_target(catalog: Catalog, target: str, path: Path) -> Iterator[Finding]:
-    """Report what an alias leads to and nobody serves. Which versions there are is known to replicas alone."""
+    """Report what an alias leads to and nobody serves. Versions and published adapters are known to replicas alone."""
     try:
         catalog.resolve(target)
     except ServeError as error:
         if PIN not in target:
-            yield Finding(path=path, message=f"leads to {target!r}, which is nothing that is served: {error}")
+            base, _, adapter = target.partition(":")
+            may_come = bool(adapter) and base in catalog.models
+            what = "nobody serves until it is published" if may_come else "is nothing that is served"
+            severity = Severity.WARNING if may_come else Severity.ERROR
+            yield Finding(path=path, message=f"leads to {target!r}, which {what}: {error}", severity=severity)
         elif target.partition(":")[0] not in catalog.models:
             yield Finding(path=path, message=f"leads to {target!r}, and no model of this file has that name")
 
@@ -282,14 +290,6 @@ def _check_prices(prices: object, cards: Sequence[ModelCard], path: Path) -> Ite
         if name != EVERY_MODEL and name not in known:
             message = f"is no model of this file, so nothing has this price; known: {', '.join([*known, EVERY_MODEL])}"
             yield Finding(path=(*path, str(name)), message=message)
-
-
-def _card(args: ModelArgs) -> ModelCard:
-    """What names need of it; whether an adapter can be used is told elsewhere."""
-    folder = args.adapters_folder
-    found = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder and folder.is_dir() else ()
-    adapters = tuple(AdapterCard(name=name, version=name) for name in found)
-    return ModelCard(name=args.name, root=args.path, created=0, max_model_len=0, vocab_size=0, adapters=adapters)
 
 
 def _named(found: object) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -26,6 +27,10 @@ BE_OLDER = "The service may be of another version than this command line."
 SCHEMES = ("http://", "https://")
 RETRIED = frozenset({429, 503})
 NO_REASON = "It gave no reason: a proxy in front of it may have said so, or another program that listens there."
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+"""Before each attempt to fetch the rest of a stream that broke off."""
+MAY_COME_BACK = frozenset({None, 502, 503, 504})
+"""Statuses of a service that may have the rest a moment later; None where none came."""
 RETRY_AFTER, LOCATION = "Retry-After", "Location"
 NO_HEADERS: Mapping[str, str | None] = MappingProxyType({})
 
@@ -85,18 +90,39 @@ class Service:
         return content
 
     def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, Any]]:
-        """Yield the events of a stream; closing the iteration frees the service. Raises ServiceFailed."""
-        has_ended = False
-        with closing(self._open(path, {**body, "stream": True})) as response, _unbroken(self.url):
+        """Yield the events of a stream; closing the iteration frees the service. Raises ServiceFailed.
+
+        Where the stream breaks off, the rest of it is fetched.
+        """
+        place = _Place()
+        for pause_s in (*PAUSES_S, None):
+            try:
+                yield from self._events(path, body, place)
+                return
+            except ServiceFailed as failure:
+                if pause_s is None or not place.response_id or failure.status not in MAY_COME_BACK:
+                    raise
+            time.sleep(pause_s)
+
+    def _events(self, path: str, body: Mapping[str, object], place: _Place) -> Generator[dict[str, Any]]:
+        """Yield the events behind a place, which moves along."""
+        if place.response_id:
+            opened = self._open(f"{path}/{place.response_id}", last_id=place.last_id)
+        else:
+            opened = self._open(path, {**body, "stream": True})
+        with closing(opened) as response, _unbroken(self.url):
+            last_id = ""
             for line in response:
-                if not line.startswith(b"data:"):
+                if line.startswith(b"id:"):
+                    last_id = line[3:].decode().strip()
+                if not line.startswith(b"data:") or not line.endswith(b"\n"):
                     continue
-                data = line[5:].decode().strip()
-                has_ended = has_ended or data == END
-                if data != END:
-                    yield _event(json.loads(data), self.url)
-        if not has_ended:
-            raise _broken(self.url)
+                if (data := line[5:].decode().strip()) == END:
+                    return
+                event = _event(json.loads(data), self.url)
+                place.response_id, place.last_id = str(event.get("id") or "") if last_id else "", last_id
+                yield event
+        raise _broken(self.url)
 
     def models(self) -> list[dict[str, Any]]:
         """Return every name that can be sent as `model`. Raises ServiceFailed."""
@@ -127,15 +153,16 @@ class Service:
             return response.read()
 
     def _open(
-        self, path: str, body: Mapping[str, object] | None, method: str | None = None
+        self, path: str, body: Mapping[str, object] | None = None, method: str | None = None, *, last_id: str = ""
     ) -> http.client.HTTPResponse:
         check_url(self.url)
         check_key(self.key)
         data = None if body is None else json.dumps(body).encode()
         try:
             address = self.url.rstrip("/") + path
-            request = urllib.request.Request(address, data, self._headers(), method=method)
-            opened = opener_of(self.url).open(request, timeout=self.timeout_s)
+            headers = self._headers() | ({"last-event-id": last_id} if last_id else {})
+            request = urllib.request.Request(address, data, headers, method=method)
+            opened = self._answered(request)
         except urllib.error.HTTPError as error:
             with error, _unbroken(self.url):
                 told = {name: error.headers.get(name) for name in (RETRY_AFTER, LOCATION)}
@@ -150,11 +177,26 @@ class Service:
         response: http.client.HTTPResponse = opened
         return response
 
+    def _answered(self, request: urllib.request.Request) -> Any:
+        """Send a request, and once more where whoever had it was lost before it had begun to answer."""
+        try:
+            return opener_of(self.url).open(request, timeout=self.timeout_s)
+        except ConnectionError:  # nobody who listens is another error
+            return opener_of(self.url).open(request, timeout=self.timeout_s)
+
     def _headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json", "accept": "application/json, text/event-stream, text/plain"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
         return headers if self.dialect is None else {**headers, DIALECT_HEADER: self.dialect}
+
+
+@dataclass(slots=True)
+class _Place:
+    """How far a stream was read: its id, where it can be fetched anew, and that of its last event."""
+
+    response_id: str = ""
+    last_id: str = ""
 
 
 class Staying(urllib.request.HTTPRedirectHandler):

@@ -59,6 +59,8 @@ SETTINGS = (
             " default, which takes it and Ray 6 % of a core without a request; so 3 %"),
     Setting("RAY_SERVE_SLOW_STARTUP_WARNING_S", "10", "replicas that no machine has room for are told so soon; the"
             " default is 30 s"),
+    Setting("RAY_gcs_rpc_server_reconnect_timeout_s", "600", "a head that died and keeps its state elsewhere has ten"
+            " minutes to come back; after the default of one minute every other node ends itself"),
     Setting("OMP_WAIT_POLICY", "PASSIVE", "idle threads of torch sleep, they do not spin"),
     Setting("SPT_NOENV", "1", "the titles that Ray gives its processes leave their environment readable, which tells"
             " runs apart"),

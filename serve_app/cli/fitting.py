@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import TYPE_CHECKING
 
 from serve_app.cli.bench import Answer, ask
@@ -56,8 +57,8 @@ MIXED = ((64, 48), (256, 16), (32, 64), (512, 8), (64, 32), (1024, 16), (128, 48
 
 def bursts(most: int, num_adapters: int) -> Iterator[Burst]:
     """Yield bursts that differ in each kind of work."""
-    for size, prompt in ((1, 64), (1, 256), (1, LONG), (4, 256), (1, 2 * LONG)):
-        yield Burst(sizes=((prompt, 1),) * size)
+    for size, prompt in ((1, 64), (1, 256), (1, LONG), (4, 256), (16, SHORT), (1, 2 * LONG)):
+        yield Burst(sizes=((prompt, 1),) * min(size, most))
     yield Burst(sizes=((LONG, 1),), is_known=True)
     for size in (1, 2, 4, 8, 16, 32, 64):
         if size <= most:
@@ -73,7 +74,9 @@ def bursts(most: int, num_adapters: int) -> Iterator[Burst]:
 def measure(
     service: Service, model: str, *, rounds: int, most: int, max_adapters: int
 ) -> tuple[list[Measured], Mapping[str, float]]:
-    """Return what bursts took, and what the service tells of itself. Raises CommandFailed, ServiceFailed.
+    """Return what each burst took, the median of its rounds, and what the service tells of itself.
+
+    A machine that stands still for a moment spoils a round, and not its burst. Raises CommandFailed, ServiceFailed.
 
     most: requests at once;  max_adapters: that the replica holds
     """
@@ -84,23 +87,23 @@ def measure(
     longest = next((int(each.get("max_model_len") or 0) for each in every if each["id"] == model), 0) or 2 * LONG + 1
     adapters = sorted(each["id"] for each in every if each["id"].startswith(f"{model}:"))[: min(8, max_adapters)]
     wanted = [each for each in bursts(most, len(adapters)) if max(map(sum, each.sizes)) <= longest]
-    random, found = Random(0), list[Measured]()  # nosec B311 # prompts
+    asked = [each.asked(str(at), adapters[: each.adapters] or [model]) for at, each in enumerate(wanted)]
+    random, seconds = Random(0), [list[float]() for _ in wanted]  # nosec B311 # prompts
     _sent(service, [_body(each, _ids(random, SHORT), 8) for each in (model, *adapters)])
     for number in range(rounds):
         remark(f"serve_app: round {number + 1} of {rounds}, {len(wanted)} bursts")
-        for at, burst in enumerate(wanted):
-            names = adapters[: burst.adapters] or [model]
-            asked = burst.asked(str(at), names)
-            bodies = [_body(each.model, _ids(random, each.input_tokens), each.output_tokens) for each in asked]
-            before = burst.before(asked, names)
+        for burst, requests, took in zip(wanted, asked, seconds, strict=True):
+            bodies = [_body(each.model, _ids(random, each.input_tokens), each.output_tokens) for each in requests]
+            before = burst.before(requests, adapters)
+            known = bodies if burst.is_known else [_body(each.model, _ids(random, SHORT), 1) for each in before]
             if before:
-                _sent(
-                    service,
-                    bodies if burst.is_known else [_body(each.model, _ids(random, SHORT), 1) for each in before],
-                )
+                _sent(service, known)
             answers = _sent(service, bodies)
-            seconds = max(each.ended_at for each in answers) - min(each.sent_at for each in answers)
-            found.append(Measured(asked, seconds, before))
+            took.append(max(each.ended_at for each in answers) - min(each.sent_at for each in answers))
+    found = [
+        Measured(requests, median(took), burst.before(requests, adapters))
+        for burst, requests, took in zip(wanted, asked, seconds, strict=True)
+    ]
     return found, _told(service, model)
 
 

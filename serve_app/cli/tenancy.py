@@ -140,6 +140,8 @@ def _told_of_tenant(tenant: dict[str, Any]) -> str:
     bounds = {name: tenant[name] for name in ("max_n", "max_tokens", "cache_group") if tenant[name] is not None}
     if tenant["publishes"]:
         bounds["publishes"] = ",".join(tenant["publishes"])
+    if not tenant["resumes"]:
+        bounds["resumes"] = "false"
     if tenant["log_texts"]:
         bounds["log_texts"] = tenant["log_texts"]
     told = [f"{name}={value}" for name, value in (limits | bounds).items()]

@@ -30,6 +30,7 @@ FIELDS: Mapping[str, str] = MappingProxyType(
         "max_tokens": "Of one completion, or none.",
         "cache_group": "Whose members share cached prefixes, or none.",
         "log_texts": "Share of its requests whose texts are logged; 0 is none.",
+        "resumes": "Whether its streams are kept for clients that lose them.",
     }
 )
 LIMITS: Mapping[str, str] = MappingProxyType(
@@ -50,7 +51,12 @@ LISTS: Mapping[str, str] = MappingProxyType(
     }
 )
 KINDS: Mapping[type, tuple[str, str]] = MappingProxyType(
-    {int: ("INTEGER", "an integer"), float: ("NUMBER", "a number"), str: ("TEXT", "a text")}
+    {
+        bool: ("true|false", "true or false"),
+        int: ("INTEGER", "an integer"),
+        float: ("NUMBER", "a number"),
+        str: ("TEXT", "a text"),
+    }
 )
 """What a value is called where it is asked for, and where it is refused."""
 
@@ -242,7 +248,7 @@ def _read(name: str, text: str) -> object:
     if takes_none and text == NOTHING:
         return None
     try:
-        return kind(text)
-    except ValueError:
+        return {"true": True, "false": False}[text] if kind is bool else kind(text)
+    except (ValueError, KeyError):
         wanted = KINDS[kind][1] + (f", or {NOTHING}" if takes_none else "")
         raise CommandFailed(f"--{name.replace('_', '-')} must be {wanted}; found {text!r}.", Exit.MISUSED) from None

@@ -97,9 +97,7 @@ def fit(
     if as_json:
         say_json({"costs": asdict(costs), "bursts": [each.told for each in measured]})
     else:
-        say(
-            f"{file}: a step takes {1000 * costs.steps:.3g} ms, and {1000 * (costs.rows + costs.few):.3g} for each row;"
-        )
+        say(f"{file}: a step takes {1000 * costs.steps:.3g} ms, and {1000 * costs.rows:.3g} for each row;")
         say(f"a token of a prompt {1000 * costs.prompt_tokens:.3g} ms; mean error of the bursts {costs.error:.1%}")
     return Exit.DONE
 

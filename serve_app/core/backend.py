@@ -8,6 +8,7 @@ from typing import Protocol
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Frame
+from serve_app.core.progress import Past
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 
@@ -47,6 +48,13 @@ class Backend(Protocol):
 
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
         """Let paused requests go on."""
+
+    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
+        """Return what is kept of an owner's stream, under either of its ids, so that another router goes on with it.
+
+        What still runs of it ends, and the router that had it is told so.
+        """
+        ...
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """Tokenize a text or a rendered conversation. Raises Overloaded, InvalidRequest."""

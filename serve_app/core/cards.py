@@ -289,6 +289,18 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCard:
+    """Streams that are kept for their clients though nothing more of them is computed.
+
+    num_forgotten: before their time, as there was no room
+    """
+
+    num_streams: int = 0
+    num_bytes: int = 0
+    num_forgotten: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaCard:
     """One replica of a base model.
 
@@ -307,6 +319,7 @@ class ReplicaCard:
     residency: Residency = field(default_factory=Residency)
     prefixes: tuple[bytes, ...] = ()
     num_routers_behind: int = 0
+    kept: KeptCard = field(default_factory=KeptCard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from itertools import chain
 
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Spent
-from serve_app.core.request import Recording
+from serve_app.core.recording import Recording
 
 
 class FinishReason(StrEnum):
@@ -167,11 +167,14 @@ class Load:
 class Frame:
     """All deltas for one router, of one step, or of several if the reader was slower.
 
-    A frame without deltas tells a router what was spent.
+    A frame without deltas tells a router what was spent, or that the replica's card has changed.
+
+    adapters_revision: what the card has now, where that has changed since the last frame; else 0
     """
 
     deltas: tuple[Delta, ...]
     load: Load = field(default_factory=Load)
+    adapters_revision: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,12 @@ class RequestTimeout(ServeError):
     status, type, code = 408, "timeout_error", "request_timeout"
 
 
+class Resumed(ServeError):
+    """The client has fetched its stream anew, and reads it there."""
+
+    status, type, code = 409, "conflict_error", "stream_resumed"
+
+
 class PayloadTooLarge(ServeError):
     """The request's body is larger than the server reads."""
 

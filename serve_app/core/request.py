@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Literal, get_args
 
+from serve_app.core.delta import Delta
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Conversation, Infill, Prompt
 from serve_app.core.shares import Share
@@ -53,27 +54,6 @@ class RecordParams:
     name: str = ""
     dimensions: int | None = None
     embedding: EmbeddingForm | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
-    """What was wanted, of one sequence; little-endian and in C order.
-
-    hidden_states: float32 [states, hidden], what the last layer and its norm gave; b"" where it was not asked for
-    num_states:    how many of them
-    experts:       int32 [positions, layers, experts per token], in the order in which they were chosen; -1 all along a
-                   layer without experts; b"" where it was not asked for, or the model has none
-    experts_shape: these three
-    """
-
-    hidden_states: bytes = b""
-    num_states: int = 0
-    experts: bytes = b""
-    experts_shape: tuple[int, int, int] = (0, 0, 0)
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.hidden_states) + len(self.experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +319,30 @@ class Continued:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A client's stream as it was asked for, so that any router can go on with it.
+
+    id:          of the response, as its client reads it;  response_id: as the ledger does
+    created:     Unix seconds
+    owner:       the id of the key that it is for
+    path, dialect, body: of the request as it came;  seed: that was drawn for it, or sent
+    num_parts:   prompts that it has in all, those for several models counted for each
+    seconds:     for which it is kept once nothing more of it is computed
+    """
+
+    id: str = ""
+    response_id: str = ""
+    created: int
+    owner: str
+    path: str
+    dialect: str
+    body: bytes
+    seed: int | None
+    num_parts: int = 1
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One prompt of a client's request with everything needed to complete it `n` times.
 
@@ -358,6 +362,8 @@ class GenerationRequest:
     share:        its flow, weight and priority; they change only when it is computed
     continued:    by sample, where each was begun elsewhere; None for one that has ended there. () begins all here
     is_reported:  what is told of the prompt was told already
+    kept:         the stream that it is of, for its replica to keep; None keeps nothing
+    past:         of a stream that is kept, what was told before this replica had it
     """
 
     request_id: str
@@ -388,6 +394,8 @@ class GenerationRequest:
     client_request_id: str = ""
     continued: tuple[Continued | None, ...] = ()
     is_reported: bool = False
+    kept: Kept | None = None
+    past: tuple[Delta, ...] = ()
 
     @property
     def samples(self) -> tuple[int, ...]:

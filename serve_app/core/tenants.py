@@ -94,6 +94,7 @@ class Tenant:
     max_tokens:   of one completion; None is the model's context
     cors_origins: pages of these origins may call with its keys, besides those of the service; `*` is any
     log_texts:    share of its requests of which prompts and completions are logged, from 0 to 1
+    resumes:      whether its streams are kept for a while, so that clients that lost them can fetch the rest
     cache_group:  tenants of the same group find the prefixes that one of them had computed; None is the tenant's own
     added:        number of the event by which it was added, which no other tenant of its name has; no part of what
                   is declared
@@ -110,6 +111,7 @@ class Tenant:
     cors_origins: tuple[str, ...] = ()
     cache_group: str | None = None
     log_texts: float = 0.0
+    resumes: bool = True
     added: int = 0
 
     @property

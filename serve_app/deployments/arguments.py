@@ -13,6 +13,7 @@ from serve_app.catalog.aliases import Alias, read_alias
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
+from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.request import Pooling
 from serve_app.core.tools import ReasoningParserName, ToolParserName
@@ -123,6 +124,16 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
         if self.adapters is None:
             return None
         return Path(self.adapters if isinstance(self.adapters, str) else self.adapters.path)
+
+    @property
+    def card(self) -> ModelCard:
+        """Return what is known of the model before it is loaded; whether its adapters can be used is not."""
+        folder, length = self.adapters_folder, self.max_model_len or 0
+        found = sorted(each for each in folder.iterdir() if each.is_dir()) if folder and folder.is_dir() else ()
+        adapters = tuple(AdapterCard(name=each.name, version="", root=str(each)) for each in found)
+        return ModelCard(
+            name=self.name, root=self.path, created=0, max_model_len=length, vocab_size=0, adapters=adapters
+        )
 
     @property
     def watches_adapters(self) -> bool:

@@ -16,6 +16,7 @@ from serve_app.core.backend import NOTHING, Backend
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.log_context import log_context
+from serve_app.core.progress import Past
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.deployments.autoscaling import Work
@@ -156,6 +157,10 @@ class Model:
     async def resume(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
         self._refuse_strays(replica_id)
         await self._service.resume(router_id, request_ids)
+
+    async def recall(self, replica_id: str, response_id: str, owner: str) -> tuple[Past, ...] | ServeError:
+        self._refuse_strays(replica_id)
+        return await answer_or_refusal(self._service.recall(response_id, owner))
 
     async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization | ServeError:
         self._refuse_strays(replica_id)

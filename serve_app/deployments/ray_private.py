@@ -51,14 +51,18 @@ def may_sleep(application: str, deployment: str) -> bool:
     return scaling is not None and bool(scaling.min_replicas == 0)
 
 
-def replica_states(deployment: str) -> dict[str, tuple[int, list[str]]]:
-    """Return how many replicas of the deployment are wanted, and their states, by application. Blocks.
+def deployed(deployment: str) -> dict[str, tuple[int, list[str], dict[str, Any]]]:
+    """Return how many replicas are wanted, their states and `args` of the cluster file, by application. Blocks.
 
     `serve.status` tells the states alone, and checks every setting anew for it.
     """
     applications = _get_global_client().get_serve_details()["applications"]
     return {
-        name: (found["target_num_replicas"], [each["state"] for each in found["replicas"]])
+        name: (
+            found["target_num_replicas"],
+            [each["state"] for each in found["replicas"]],
+            (each.get("deployed_app_config") or {}).get("args") or {},
+        )
         for name, each in applications.items()
         if (found := each["deployments"].get(deployment)) is not None
     }

@@ -103,6 +103,7 @@ class RouterReplica:
         self._waker = Waker(self._fleet, partial(cluster.wake, router_id=router_id))
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
+        self._fleet.on_outdated = discovery.hurry
         begin = asyncio.get_running_loop().create_task
         self._discovery = begin(discovery.run(), context=Context())
         self._hearing = begin(source.run(), context=Context())

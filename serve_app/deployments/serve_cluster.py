@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
@@ -14,8 +14,9 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from serve_app.core.backend import Backend
-from serve_app.core.cards import ReplicaCard, Scale
-from serve_app.deployments.ray_private import application_overviews, may_sleep, replica_states
+from serve_app.core.cards import ModelCard, ReplicaCard, Scale
+from serve_app.deployments.arguments import ModelArgs
+from serve_app.deployments.ray_private import application_overviews, deployed, may_sleep
 from serve_app.deployments.transport import RayBackend, by_value
 from serve_app.router.discovery import Deployed, Sighting
 
@@ -41,6 +42,7 @@ class ServeCluster:
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._running: set[str] = set()
         self._scales: dict[str, Scale] = {}
+        self._args: dict[str, dict[str, Any]] = {}
         self._scales_at = -math.inf
         self._is_deleted = False
 
@@ -53,16 +55,18 @@ class ServeCluster:
         own = overviews.get(self._own_application)
         self._is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
         if time.monotonic() - self._scales_at > SCALES_S:
-            self._scales = await asyncio.to_thread(_scales)
+            found = await asyncio.to_thread(deployed, MODEL_DEPLOYMENT)
+            self._scales = {name: _scale(wanted, states) for name, (wanted, states, _) in found.items()}
+            self._args = {name: args for name, (_, _, args) in found.items()}
             self._scales_at = time.monotonic()
-        found = {
+        models = {
             name: _deployed(name, overview.app_status.status, self._scales.get(name))
             for name, overview in overviews.items()
             if name != self._own_application and _may_have_a_model(overview)
         }
-        self._running = {name for name in found if overviews[name].app_status.status is ApplicationStatus.RUNNING}
-        self._handles = {name: handle for name, handle in self._handles.items() if name in found}
-        return found
+        self._running = {name for name in models if overviews[name].app_status.status is ApplicationStatus.RUNNING}
+        self._handles = {name: handle for name, handle in self._handles.items() if name in models}
+        return models
 
     async def greet(self, application: str, router_id: str, heard: Mapping[str, int]) -> Sighting:
         if application not in self._handles:
@@ -72,12 +76,18 @@ class ServeCluster:
         try:
             results = await answers.results_async(timeout_s=GREETING_TIMEOUT_S, return_exceptions=True)
         except DeploymentUnavailableError:
-            is_asleep = application in self._running and await asyncio.to_thread(
-                may_sleep, application, MODEL_DEPLOYMENT
-            )
-            return Sighting(cards=(), is_complete=True, is_asleep=is_asleep)
+            asleep = await asyncio.to_thread(self._sleeper, application) if application in self._running else None
+            return Sighting(cards=(), is_complete=True, asleep=asleep)
         cards = tuple(result for result in results if isinstance(result, ReplicaCard))
         return Sighting(cards=cards, is_complete=len(cards) == len(results))
+
+    def _sleeper(self, application: str) -> ModelCard | None:
+        """Return what the cluster file says of a model that may sleep; None for one that may not. Blocks."""
+        if not may_sleep(application, MODEL_DEPLOYMENT):
+            return None
+        return ModelArgs.model_validate(
+            {"name": application, "path": application} | self._args.get(application, {})
+        ).card
 
     async def wake(self, application: str, router_id: str) -> None:
         """Have Serve start a replica of a model that was scaled to zero; return once one has answered.
@@ -97,15 +107,9 @@ def _deployed(name: str, status: ApplicationStatus, scale: Scale | None) -> Depl
     return Deployed(model=name, is_coming=is_coming, has_failed=has_failed, scale=scale)
 
 
-def _scales() -> dict[str, Scale]:
-    return {
-        name: Scale(
-            wanted=wanted,
-            starting=sum(each in STARTING for each in states),
-            draining=sum(each in DRAINING for each in states),
-        )
-        for name, (wanted, states) in replica_states(MODEL_DEPLOYMENT).items()
-    }
+def _scale(wanted: int, states: Sequence[str]) -> Scale:
+    starting, draining = (sum(each in kinds for each in states) for kinds in (STARTING, DRAINING))
+    return Scale(wanted=wanted, starting=starting, draining=draining)
 
 
 def _may_have_a_model(overview: Any) -> bool:

@@ -19,6 +19,7 @@ from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
 from serve_app.core.errors import EngineFailed, Overloaded, ReplicaLost, ServeError, Unavailable
 from serve_app.core.ledger import Spent
+from serve_app.core.progress import Past
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.router.patience import patience
@@ -50,6 +51,7 @@ class RayBackend:
         self._abort = pinned.options(method_name="abort")
         self._pause = pinned.options(method_name="pause")
         self._resume = pinned.options(method_name="resume")
+        self._recall = pinned.options(method_name="recall")
         self._tokenize = pinned.options(method_name="tokenize")
         self._detokenize = pinned.options(method_name="detokenize")
         self._stage_adapter = pinned.options(method_name="stage_adapter")
@@ -81,6 +83,10 @@ class RayBackend:
 
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
         await self._call(self._resume, self._replica_id, router_id, tuple(request_ids))
+
+    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
+        found: tuple[Past, ...] = await self._call(self._recall, self._replica_id, response_id, owner)
+        return found
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         found: Tokenization = await self._call(self._tokenize, self._replica_id, request)

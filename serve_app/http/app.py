@@ -22,6 +22,7 @@ from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.middleware import FailuresAsJson, Filters, TrailingSlash, cors, cors_of_tenants
 from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
 from serve_app.http.pages import console_routes, docs_routes, front_route
+from serve_app.http.resumed import ResumedStreams
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES, Style
 from serve_app.router.idempotency import ClaimBook, Replays
@@ -88,8 +89,27 @@ def routes(
     publishing = publishing or Publishing(router.fleet)
     rollouts = router.rollouts or Rollouts(publishing, router.fleet)
     inquiries = Inquiries(router.view)
+    return [
+        *_completion_routes(router, settings, inquiries, replays=replays, book=book),
+        *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
+        explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
+        *service_routes(router, settings.limits, door.identify),
+        *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
+        *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
+        *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
+        route(Path.METRICS, metrics.answer),
+        route(Path.LIVE, live),
+        front_route(),
+        *console_routes(),
+    ]
 
-    def completions(style: Style) -> ASGIApp:
+
+def _completion_routes(
+    router: Router, settings: HttpSettings, inquiries: Inquiries, *, replays: Replays | None, book: ClaimBook | None
+) -> list[Route]:
+    """Return the routes of what is computed, and of streams that are fetched anew."""
+
+    def answered(style: Style) -> ASGIApp:
         found = Completions(router, settings, style)
         if replays is None:
             return found
@@ -102,18 +122,11 @@ def routes(
             rates=lambda: router.rates,
         )
 
+    styles = {path: style(router, inquiries) for path, style in STYLES.items()}
+    resumed = ResumedStreams(router, settings, {path: style for path, style in styles.items() if style.has_ids})
     return [
-        *(route(path, completions(style(router, inquiries))) for path, style in STYLES.items()),
-        *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
-        explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
-        *service_routes(router, settings.limits, door.identify),
-        *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
-        *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
-        *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
-        route(Path.METRICS, metrics.answer),
-        route(Path.LIVE, live),
-        front_route(),
-        *console_routes(),
+        *(route(path, answered(style)) for path, style in styles.items()),
+        *(route(path, resumed) for path in (Path.COMPLETION, Path.CHAT_COMPLETION)),
     ]
 
 

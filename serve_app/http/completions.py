@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import time
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -19,6 +20,7 @@ from serve_app.api.responses import ResponseHead, response_headers
 from serve_app.api.sse import dump
 from serve_app.core.errors import DeadlineExceeded, InvalidRequest, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
+from serve_app.core.request import Kept
 from serve_app.http.exchange import (
     ClientGone,
     Exchange,
@@ -35,11 +37,33 @@ from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import Renderer, in_time, stream
 from serve_app.http.styles import Style
 from serve_app.router.chat import ResponseRenderer
+from serve_app.router.places import Places, Rest, Seen
+from serve_app.router.render import StreamRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from serve_app.router.story import Story
 
 logger = logging.getLogger(__name__)
+
+
+EVENTS = "text/event-stream"
+MAX_KEPT_BYTES = 4 << 20
+"""Of a body; a stream that was asked for by a larger one cannot be fetched anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A request that is to be run.
+
+    request: settled;  run: not started;  created: Unix seconds
+    seen: what the client has of a stream that it fetches anew; None of any other
+    """
+
+    request: CompletionRequest
+    run: Run
+    style: Style
+    created: int
+    seen: Seen | None = None
 
 
 class Completions:
@@ -56,12 +80,13 @@ class Completions:
         exchange = Exchange(send, self._router.dialect)
         has_left = True
         try:
-            has_left = await self._serve(Headers(scope=scope), receive, exchange, story=story)
+            has_left = await self._serve(scope, receive, exchange, story=story)
         finally:
             status = CLIENT_LEFT if has_left else exchange.status
             story.end(status, self._router.accounting)
-            if self._router.rollouts is not None and story.opened is not None and not has_left:
-                self._router.rollouts.observe(story.opened, story.error)
+            opened, rollouts = story.opened, self._router.rollouts
+            if rollouts is not None and opened is not None and not (has_left or opened.is_resumed):
+                rollouts.observe(opened, story.error)
             logger.info(dump(story.facts(status) | self._traced(story, status, scope)))
             if story.excerpts is not None:
                 logger.info(dump(story.texts()))
@@ -74,15 +99,15 @@ class Completions:
         trace_id = self._settings.trace(story, status, str(path_of(scope["path"]) or ""), scope["headers"])
         return {} if trace_id is None else {"trace_id": trace_id}
 
-    async def _serve(self, headers: Headers, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
+    async def _serve(self, scope: Scope, receive: Receive, exchange: Exchange, *, story: Story) -> bool:
         """Answer, and stop at once if the client leaves. Return whether it left."""
         has_left = False
         try:
             async with asyncio.TaskGroup() as group:
-                body = await self._read(headers, receive, exchange, story=story)
+                body = await self._read(Headers(scope=scope), receive, exchange, story=story)
                 if body is not None:
                     watcher = group.create_task(watch(receive, exchange))
-                    await self._answer(headers, body, exchange, story=story)
+                    await self._answer(scope, body, exchange, story=story)
                     watcher.cancel()
         except* ClientGone:
             has_left = True
@@ -108,8 +133,31 @@ class Completions:
             await exchange.fail(error)
             return None
 
-    async def _answer(self, headers: Headers, body: bytes, exchange: Exchange, *, story: Story) -> None:
+    async def _answer(self, scope: Scope, body: bytes, exchange: Exchange, *, story: Story) -> None:
         """Run the request. Raises ClientGone; every other failure is told to the client."""
+        try:
+            assert story.ticket is not None, "it was let in"
+            await story.ticket.turn()
+            opened = await self._open(scope, body, exchange, story=story)
+            await opened.run.in_turn(story.ticket.turn())
+            story.models = tuple(dict.fromkeys(each.model.name for each in opened.run.requests))
+            self._router.check_lengths(opened.run)
+            story.permit = await self._router.reserve(opened.run)
+            story.excerpt(opened.run)
+            story.opened = opened.run
+            async with opened.run as run:
+                story.run = run  # from here on it is written down
+                await self._tell(opened, Headers(scope=scope), exchange, story=story)
+        except ClientGone:
+            raise
+        except Exception as error:
+            story.error = as_serve_error(error, story.request_id)
+            with contextlib.suppress(DeadlineExceeded):  # who read nothing reads no error either
+                await in_time(exchange.fail(story.error), self._settings.farewell_s)
+
+    async def _open(self, scope: Scope, body: bytes, exchange: Exchange, *, story: Story) -> Opened:
+        """Read the body. Raises ServeError."""
+        headers, created = Headers(scope=scope), int(time.time())
 
         def choose_dialect(model: object) -> Dialect:
             exchange.dialect = dialect_asked(headers) or self._style.dialect_of(model)
@@ -117,39 +165,55 @@ class Completions:
 
         def open_run() -> tuple[CompletionRequest, Run]:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
-            request = story.request = self._router.settled(story.request, request_id=story.request_id)
-            exchange.tell = lambda: [*_headers_of(story, request), *rate_headers(self._router.rates)]
-            return request, self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s)
+            request = self._settle(story.request, exchange, story)
+            kept = self._kept(request, scope, body, created=created, story=story)
+            run = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s, kept=kept)
+            return request, run
 
-        try:
-            assert story.ticket is not None, "it was let in"
-            await story.ticket.turn()
-            limit_s = time_limit_of(headers)
-            request, opened = await self._router.once_awake(open_run, story.ticket, limit_s=limit_s)
-            await opened.in_turn(story.ticket.turn())
-            story.models = tuple(dict.fromkeys(each.model.name for each in opened.requests))
-            self._router.check_lengths(opened)
-            story.permit = await self._router.reserve(opened)
-            story.excerpt(opened)
-            story.opened = opened
-            async with opened as run:
-                story.run = run  # from here on it is written down
-                self._router.shadow(request, run, request_id=story.request_id)
-                own_id = run.response_id if request.request_id is None else f"{request.id_prefix}-{request.request_id}"
-                head = ResponseHead(id=own_id, created=int(time.time()), model=request.model)
-                if request.stream:
-                    renderer = self._style.renderer(run, request, head)
-                    if isinstance(renderer, ResponseRenderer):
-                        exchange.last_event = renderer.failed
-                    await self._stream(run, renderer, exchange, story=story)
-                else:
-                    await exchange.respond(200, await self._style.whole(run, request, head))
-        except ClientGone:
-            raise
-        except Exception as error:
-            story.error = as_serve_error(error, story.request_id)
-            with contextlib.suppress(DeadlineExceeded):  # who read nothing reads no error either
-                await in_time(exchange.fail(story.error), self._settings.farewell_s)
+        limit_s = time_limit_of(headers)
+        request, run = await self._router.once_awake(open_run, story.ticket, limit_s=limit_s)
+        return Opened(request=request, run=run, style=self._style, created=created)
+
+    def _settle(self, request: CompletionRequest, exchange: Exchange, story: Story) -> CompletionRequest:
+        request = story.request = self._router.settled(request, request_id=story.request_id)
+        exchange.tell = lambda: [*_headers_of(story, request), *rate_headers(self._router.rates)]
+        return request
+
+    def _kept(
+        self, request: CompletionRequest, scope: Scope, body: bytes, *, created: int, story: Story
+    ) -> Kept | None:
+        """Return what replicas keep of a stream; None where its client cannot fetch it anew."""
+        seconds = self._settings.resume_s if story.identity.tenant.resumes else 0.0
+        if not (request.stream and self._style.has_ids and seconds) or len(body) > MAX_KEPT_BYTES:
+            return None
+        return Kept(
+            created=created,
+            owner=story.identity.key_id,
+            path=scope["path"],
+            dialect=request.dialect.name,
+            body=body,
+            seed=request.seed,
+            seconds=seconds,
+        )
+
+    async def _tell(self, opened: Opened, headers: Headers, exchange: Exchange, *, story: Story) -> None:
+        """Send the response of a run that was entered."""
+        request, run, seen = opened.request, opened.run, opened.seen
+        head = ResponseHead(id=request.own_id(run.response_id), created=opened.created, model=request.model)
+        if seen is None:
+            self._router.shadow(request, run, request_id=story.request_id)
+        if not request.stream:
+            await exchange.respond(200, await opened.style.whole(run, request, head))
+            return
+        wants_ids = seen is not None or EVENTS in headers.get("accept", "")
+        places = Places(request.num_choices) if wants_ids and opened.style.has_ids else None
+        renderer = opened.style.renderer(run, request, head, places)
+        if isinstance(renderer, ResponseRenderer):
+            exchange.last_event = renderer.failed
+        if seen is not None:
+            assert isinstance(renderer, StreamRenderer), "others are not kept"
+            renderer = Rest(renderer, seen)
+        await self._stream(run, renderer, exchange, story=story)
 
     async def _stream(self, run: Run, renderer: Renderer, exchange: Exchange, *, story: Story) -> None:
         keep_alive_s, max_stall_s = self._settings.keep_alive_s, self._settings.max_stall_s

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.paths import path_of
-from serve_app.core.cards import Residency
+from serve_app.core.cards import KeptCard, Residency
 from serve_app.core.delta import Load
 from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
@@ -67,6 +67,10 @@ RESIDENCY_TOTALS: dict[str, tuple[str, Callable[[Residency], float]]] = {
     "adapter_loads": ("Adapters brought into a slot.", lambda found: found.num_loads),
     "adapter_hits": ("Sequences that found their adapter in a slot.", lambda found: found.num_hits),
 }
+KEPT: dict[str, tuple[str, Callable[[KeptCard], float]]] = {
+    "kept_streams": ("Streams that are kept for clients that lost them.", lambda kept: kept.num_streams),
+    "kept_bytes": ("Memory of streams that are kept for clients that lost them.", lambda kept: kept.num_bytes),
+}
 FLOW_TOTALS: dict[str, tuple[str, Callable[[FlowUsage], float]]] = {
     "seconds": ("Time of engine steps, divided by the rows of each flow.", lambda usage: usage.engine_ns / 1e9),
     "rows": ("Tokens that were computed for a flow.", lambda usage: usage.num_rows),
@@ -113,6 +117,7 @@ class Metrics:
         self._moves = self._counter(
             "moved_prompts", "Prompts that went on at another replica, unnoticed by their clients.", "model"
         )
+        self._resumed = self._counter("resumed_streams", "Streams that their clients fetched anew.", "model")
         self._pause_s = self._histogram(
             "move_pause_seconds", "From the loss of a replica to the next token from another.", LONG_S, "model"
         )
@@ -128,14 +133,14 @@ class Metrics:
         self._for_gateways = CollectorRegistry()
         for registry in (self._registry, self._for_gateways):
             registry.register(GatewayMetrics(fleet, admission))
-        for read in (replica_loads, residencies, scales, partial(revisions, revision=revision), flow_usages):
-            self._registry.register(Series(router_id, partial(read, fleet)))
-        if admission is not None:
-            self._registry.register(Series(router_id, partial(admission_state, admission)))
-        if rollouts is not None:
-            self._registry.register(Series(router_id, partial(rollout_state, rollouts)))
-        if tallies is not None:
-            self._registry.register(Series(router_id, partial(shadow_totals, tallies)))
+        of_fleet = (replica_loads, residencies, kept_streams, scales, flow_usages)
+        reads: list[Callable[[], Iterator[Family]]] = [partial(read, fleet) for read in of_fleet]
+        reads.append(partial(revisions, fleet, revision))
+        reads += [] if admission is None else [partial(admission_state, admission)]
+        reads += [] if rollouts is None else [partial(rollout_state, rollouts)]
+        reads += [] if tallies is None else [partial(shadow_totals, tallies)]
+        for read in reads:
+            self._registry.register(Series(router_id, read))
 
     async def answer(self, request: Request) -> Response:
         """Answer GET /metrics. Nobody, whom a router lets in for that (`gateway_metrics`), gets queues alone."""
@@ -150,22 +155,23 @@ class Metrics:
         self._requests.labels(self._router_id, route, str(served.status), model).inc()
         self._request_s.labels(self._router_id, route).observe(seconds)
         if served.run is not None:
+            self._resumed.labels(self._router_id, model).inc(served.run.is_resumed)
             for ref, stats in served.run.stats_by_model.items():
                 num_sequences = sum(request.n for request in served.run.requests if request.model == ref)
                 self._note_model(self._label_of(ref), stats, num_sequences)
 
     def _note_model(self, model: str, stats: RunStats, num_sequences: int) -> None:
-        labels, usage = (self._router_id, model), stats.usage
-        self._prompt_tokens.labels(*labels).inc(usage.prompt_tokens)
-        self._cached_tokens.labels(*labels).inc(usage.cached_tokens)
+        labels, usage, past = (self._router_id, model), stats.usage, stats.past
+        self._prompt_tokens.labels(*labels).inc(max(0, usage.prompt_tokens - past.prompt_tokens))
+        self._cached_tokens.labels(*labels).inc(max(0, usage.cached_tokens - past.cached_tokens))
         self._completion_tokens.labels(*labels).inc(stats.num_generated)
         self._moves.labels(*labels).inc(stats.num_moves)
         for pause_s in stats.pauses_s:
             self._pause_s.labels(*labels).observe(pause_s)
-        for queue_s in stats.queue_s:
+        for queue_s in () if past.total_tokens else stats.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
-        if stats.first_event_at is None or stats.last_event_at is None:
-            return
+        if past.total_tokens or stats.first_event_at is None or stats.last_event_at is None:
+            return  # of a stream that another router began, no times are known
         decode_s = stats.last_event_at - stats.first_event_at
         if not usage.completion_tokens:
             return
@@ -247,6 +253,15 @@ def residencies(fleet: Fleet) -> Iterator[Family]:
     for is_total, table in ((False, RESIDENCIES), (True, RESIDENCY_TOTALS)):
         for name, (text, value_of) in table.items():
             yield Family(f"replica_{name}", text, [(of, value_of(each)) for of, each in found], REPLICA, is_total)
+
+
+def kept_streams(fleet: Fleet) -> Iterator[Family]:
+    """Yield what the replicas that a router sees now keep for clients that lost their streams."""
+    found = [((card.model.name, card.replica_id), card.kept) for card, _ in fleet.replicas]
+    for name, (text, value_of) in KEPT.items():
+        yield Family(f"replica_{name}", text, [(of, value_of(kept)) for of, kept in found], REPLICA)
+    forgotten = [(of, kept.num_forgotten) for of, kept in found]
+    yield Family("replica_forgotten_streams", "Kept streams that gave way early.", forgotten, REPLICA, is_total=True)
 
 
 def scales(fleet: Fleet) -> Iterator[Family]:

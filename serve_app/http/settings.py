@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
-from serve_app.core.bounded import PositiveFloat, PositiveInt
+from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
 from serve_app.core.tenants import Tenant
 from serve_app.router.story import Story
 
@@ -21,6 +21,7 @@ class ClientSettings:
     max_body_bytes: bytes of a request's body; the service refuses more while it reads
     keep_alive_s:   a stream gets a comment line after so long without an event, so that nothing closes it as idle
     max_stall_s:    the service gives up a client that reads nothing for so long, and its place is free
+    resume_s:       for so long after it ended, or lost its client, a stream can be fetched anew; 0 is never
     cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
     limits:         bounds on one request
     """
@@ -28,6 +29,7 @@ class ClientSettings:
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     keep_alive_s: PositiveFloat = 15.0
     max_stall_s: PositiveFloat = 60.0
+    resume_s: Amount = 60.0
     cors_origins: tuple[str, ...] = ()
     limits: WireLimits = DEFAULT_LIMITS
 

@@ -12,7 +12,8 @@ from typing import Protocol, Self, TypeVar
 from serve_app.api.sse import comment
 from serve_app.core.errors import DeadlineExceeded, ServeError
 from serve_app.http.exchange import Exchange
-from serve_app.router.run import Event, Run
+from serve_app.router.inbox import Event
+from serve_app.router.run import Run
 from serve_app.router.story import Story
 
 KEEP_ALIVE = comment("keep-alive")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
@@ -22,6 +23,7 @@ from serve_app.http.streams import Renderer
 from serve_app.router.chat import ResponseRenderer, chat_renderer, collect_chat, collect_response
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import NativeRenderer, collect_native
+from serve_app.router.places import Places
 from serve_app.router.render import collect, collect_embeddings, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
@@ -31,7 +33,12 @@ ChooseDialect = Callable[[object], Dialect]
 
 
 class Style(ABC):
-    """How a body is read and an answer is written."""
+    """How a body is read and an answer is written.
+
+    has_ids: whether events of streams have ids where the client wants them, by which a stream can be fetched anew
+    """
+
+    has_ids: ClassVar[bool] = False
 
     def __init__(self, router: Router, inquiries: Inquiries) -> None:
         self._router = router
@@ -53,7 +60,9 @@ class Style(ABC):
         return self._inquiries.model_named(None)
 
     @abstractmethod
-    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer: ...
+    def renderer(
+        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
+    ) -> Renderer: ...
 
     @abstractmethod
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
@@ -63,11 +72,15 @@ class Style(ABC):
 class OpenAiStyle(Style):
     """POST /v1/completions."""
 
+    has_ids = True
+
     def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
         return read_request(COMPLETION, members, limits, dialect=dialect).seeded()
 
-    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
-        return completion_renderer(request, head, run.stats)
+    def renderer(
+        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
+    ) -> Renderer:
+        return completion_renderer(request, head, run.stats, places)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         return await collect(run, request, head=head)
@@ -76,12 +89,16 @@ class OpenAiStyle(Style):
 class ChatStyle(Style):
     """POST /v1/chat/completions."""
 
+    has_ids = True
+
     def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
         return read_request(CHAT, members, limits, dialect=dialect).seeded()
 
-    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+    def renderer(
+        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
+    ) -> Renderer:
         assert isinstance(request, ChatRequest)
-        return chat_renderer(request, head, run, writings=self._router.writings_of(run))
+        return chat_renderer(request, head, run, writings=self._router.writings_of(run), places=places)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
         assert isinstance(request, ChatRequest)
@@ -94,7 +111,9 @@ class ResponsesStyle(Style):
     def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
         return read_responses(members, limits, dialect).seeded()
 
-    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> ResponseRenderer:
+    def renderer(
+        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
+    ) -> ResponseRenderer:
         assert isinstance(request, ResponsesRequest)
         return ResponseRenderer(request, head, run, writings=self._router.writings_of(run))
 
@@ -108,7 +127,9 @@ class EmbeddingStyle(Style):
     def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
         return read_embeddings(members, limits, dialect, model=self._only_model)
 
-    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+    def renderer(
+        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
+    ) -> Renderer:
         raise AssertionError("embeddings are no stream")
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
@@ -127,7 +148,9 @@ class NativeStyle(Style):
             members["model"] = self._only_model()
         return checked_native(read_request(NATIVE, members, limits, dialect=dialect)).seeded()
 
-    def renderer(self, run: Run, request: CompletionRequest, head: ResponseHead) -> Renderer:
+    def renderer(
+        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
+    ) -> Renderer:
         return NativeRenderer(request, run.stats)
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,10 @@ Route = Literal["completions", "chat"]
 TIMEOUT_S = 600.0
 NUM_RETRIES = 2
 """Of what the service refuses for the moment; it says when to come again."""
+PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}
+EVENTS, END = "text/event-stream", "[DONE]"
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
+"""Before each attempt to fetch the rest of a stream that broke off."""
 HEADERS = {"seed": "x-seed", "ignored": "x-ignored-parameters"}
 """What is told of an answer, by the headers that tell it."""
 MAX_PROMPTS = 256
@@ -52,13 +57,41 @@ class Wire:
     async def chunks(
         self, route: Route, body: Mapping[str, Any], dialect: str | None = None
     ) -> AsyncIterator[Mapping[str, Any]]:
-        """Send a request and yield its answer as it comes; closing it frees the service."""
+        """Send a request and yield its answer as it comes; closing it frees the service.
+
+        Where the stream breaks off, the rest of it is fetched.
+        """
         whole = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        headers = {**_headers(dialect), "Accept": EVENTS}
+        response_id = last_id = ""
         with self._told_by_the_service():
-            create = self._create(route, with_raw=False)
-            async with await create(stream=True, extra_body=whole, extra_headers=_headers(dialect)) as stream:
-                async for chunk in stream:
-                    yield chunk.model_dump()
+            for pause_s in (*PAUSES_S, None):
+                try:
+                    if response_id:
+                        stream = await self._rest(route, response_id, last_id)
+                    else:
+                        create = self._create(route, with_raw=False)
+                        stream = await create(stream=True, extra_body=whole, extra_headers=headers)
+                    async for last_id, chunk in _events(stream):
+                        response_id = str(chunk.get("id") or "") if last_id else ""
+                        yield chunk
+                    return
+                except (openai.APIConnectionError, openai.InternalServerError):
+                    if pause_s is None or not response_id:
+                        raise
+                await asyncio.sleep(pause_s)
+
+    async def _rest(self, route: Route, response_id: str, last_id: str) -> openai.AsyncStream[Any]:
+        """Fetch a stream behind an event."""
+        headers = {"Accept": EVENTS, "Last-Event-ID": last_id}
+        stream: openai.AsyncStream[Any] = await self._openai.get(
+            f"{self._url}/v1/{PATHS[route]}/{response_id}",
+            cast_to=object,
+            options={"headers": headers},
+            stream=True,
+            stream_cls=openai.AsyncStream[Any],
+        )
+        return stream
 
     async def models(self) -> list[Mapping[str, Any]]:
         """Return every name that can be sent as `model`."""
@@ -95,6 +128,29 @@ class Wire:
         create = resource.with_raw_response.create if with_raw else resource.create
         required: dict[str, object] = {"prompt": ""} if route == "completions" else {"messages": []}
         return partial(create, model="", **required)
+
+
+async def _events(stream: openai.AsyncStream[Any]) -> AsyncIterator[tuple[str, Mapping[str, Any]]]:
+    """Yield id and data of each event up to the end. Raises openai.APIError, and APIConnectionError before the end."""
+    request, last_id = stream.response.request, ""
+    async with stream:
+        try:
+            async for line in stream.response.aiter_lines():
+                if line.startswith("id:"):
+                    last_id = line[3:].strip()
+                data = line[5:].strip() if line.startswith("data:") else ""
+                if data == END:
+                    return
+                if data:
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise openai.APIError("The stream failed.", request, body=chunk["error"])
+                    yield last_id, chunk
+        except openai.OpenAIError:
+            raise
+        except Exception as error:  # of the connection, whatever library it is made with
+            raise openai.APIConnectionError(request=request) from error
+    raise openai.APIConnectionError(request=request)
 
 
 def _headers(dialect: str | None) -> dict[str, str]:

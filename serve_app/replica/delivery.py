@@ -14,7 +14,7 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 from serve_app.core.delta import Delta, Frame, Load, PromptReport, TokenLogprob, joined_by_sequence
-from serve_app.core.errors import EngineFailed
+from serve_app.core.errors import EngineFailed, ServeError
 from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
 from serve_app.replica.requests import OpenRequests
@@ -73,6 +73,7 @@ class Outbox:
         self._deltas: list[Delta] = []
         self._load = Load()
         self._spent: dict[str, Spent] = {}
+        self._adapters_revision = 0
         self._has_news = asyncio.Event()
         self._is_closed = self._is_due = False
         self._max_deltas = max_deltas
@@ -84,7 +85,7 @@ class Outbox:
         self._deltas += deltas
         self._load = load
         self._spent.update((each.flow, each) for each in load.spent)
-        self.num_bytes += sum(map(_size, deltas))
+        self.num_bytes += sum(map(size_of, deltas))
         if len(self._deltas) > self._joins_at:
             self._join()
         self._has_news.set()
@@ -92,6 +93,11 @@ class Outbox:
     def beat(self, load: Load) -> None:
         """Send a frame even if there is nothing to tell but the load."""
         self._load, self._is_due = replace(load, spent=()), True
+        self._has_news.set()
+
+    def tell(self, adapters_revision: int) -> None:
+        """Send a frame that says which adapters the card has now."""
+        self._adapters_revision = adapters_revision
         self._has_news.set()
 
     def drop(self) -> list[Delta]:
@@ -111,15 +117,16 @@ class Outbox:
         self.has_reader = True
         while self._has_any or not self._is_closed:
             if self._has_any:
-                yield Frame(deltas=tuple(self.drop()), load=self._take_load())
+                revision, self._adapters_revision = self._adapters_revision, 0
+                yield Frame(deltas=tuple(self.drop()), load=self._take_load(), adapters_revision=revision)
             else:
                 self._has_news.clear()
                 await self._has_news.wait()
 
     @property
     def _has_any(self) -> bool:
-        """Return whether there are deltas, news of what flows spent, or a heartbeat."""
-        return bool(self._deltas or self._spent or self._is_due)
+        """Return whether there are deltas, news of what flows spent or of adapters, or a heartbeat."""
+        return bool(self._deltas or self._spent or self._adapters_revision or self._is_due)
 
     def _take_load(self) -> Load:
         """Return the last load with all that was spent since the last frame."""
@@ -130,7 +137,7 @@ class Outbox:
     def _join(self) -> None:
         """Join the deltas of each sequence. The next time is when as many again have come."""
         self._deltas = joined_by_sequence(self._deltas)
-        self.num_bytes = sum(map(_size, self._deltas))
+        self.num_bytes = sum(map(size_of, self._deltas))
         self._joins_at = max(self._max_deltas, 2 * len(self._deltas))
 
 
@@ -197,6 +204,11 @@ class Delivery:
         for outbox in self._outboxes.values():
             outbox.beat(load)
 
+    def tell(self, adapters_revision: int) -> None:
+        """Let every router know at once that the card has other adapters."""
+        for outbox in self._outboxes.values():
+            outbox.tell(adapters_revision)
+
     def give_up(self, router_id: str, why: str) -> None:
         """Detach a router and log its requests. Call it in an exception handler, or when a router is gone."""
         extra, failure = about(self._open_requests.names_of(router_id)), sys.exception()
@@ -209,6 +221,13 @@ class Delivery:
         if (outbox := self._outboxes.pop(router_id, None)) is not None:
             outbox.close()
         self._end(self._open_requests.owned_by(router_id))
+
+    def lose(self, request_ids: frozenset[str], error: ServeError, load: Load) -> None:
+        """Tell routers that these open requests of theirs have failed."""
+        lost = [Delta(request_id=id_, sample=0, error=error) for id_ in sorted(request_ids)]
+        for router_id, own in self._open_requests.sort(lost).items():
+            if router_id in self._outboxes:
+                self._outboxes[router_id].put(own, load)
 
     def close(self) -> None:
         """End every stream once its outbox is empty."""
@@ -232,7 +251,8 @@ class Delivery:
         outbox.put([Delta(request_id=id_, sample=sample, error=error) for id_, sample in sorted(lost)], load)
 
 
-def _size(delta: Delta) -> int:
+def size_of(delta: Delta) -> int:
+    """Return the bytes that a delta takes, about."""
     num_bytes = DELTA_BYTES + len(delta.text) + ID_BYTES * len(delta.token_ids) + _size_of_logprobs(delta.logprobs)
     if delta.recording is not None:
         num_bytes += delta.recording.num_bytes

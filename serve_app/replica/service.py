@@ -23,13 +23,15 @@ from serve_app.core.adapters import AdapterSet
 from serve_app.core.backend import NOTHING
 from serve_app.core.cards import AdapterCard, ModelCard, PromptLength, ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load
-from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost
+from serve_app.core.errors import AdapterNotFound, EngineFailed, ReplicaLost, Resumed
 from serve_app.core.ledger import UsageReport
+from serve_app.core.progress import Past
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.replica.adapters import AdapterFiles, ServedAdapters
 from serve_app.replica.delivery import BEAT_S, Delivery, Leases, Outbox
 from serve_app.replica.engine import EncodedImage, Engine
+from serve_app.replica.keeping import Keeping
 from serve_app.replica.preparation import Preparation, placed
 from serve_app.replica.requests import OpenRequests
 from serve_app.replica.tokenizer_pools import Tokenizations, TokenizerPools
@@ -78,13 +80,13 @@ class ModelService:
         self._compiler = Compiler(
             lambda: vocabulary_of(tokenizer, engine.eos_token_ids), encode=tokenizer.encode_literal
         )
-        card = described(card, tokenizer, self._preparation.length)
-        self._template = template_of(card, tokenizer)
+        self._template = template_of(card := described(card, tokenizer, self._preparation.length), tokenizer)
         card = replace(card, tool_prompt="template") if self._template.shows_tools() else card
         card = replace(card, numerics=numerics_of(card))
         max_chars = self._preparation.length.max_chars
         self._tokenizations = Tokenizations(tokenizer, max_chars=max_chars, render=self._template.render)
         self._open = OpenRequests(config.max_num_sequences + config.max_waiting, clock)
+        self._keeping = Keeping(config.resume_bytes, clock)
         self._adapters = ServedAdapters(
             card, engine.adapters, files=adapter_files, used=lambda: self._open.versions, clock=clock
         )
@@ -141,6 +143,7 @@ class ModelService:
             usage=told,
             num_routers_behind=self._adapters.num_behind,
             residency=self.engine.residency,
+            kept=self._keeping.card,
         )
 
     @property
@@ -187,6 +190,7 @@ class ModelService:
         self._delivery.expect(router_id)
         self._open.add(router_id, requests)
         self._told.note(router_id, requests)
+        self._keeping.begin(requests)
         try:
             with self._pools.room_for(requests):
                 requests = [await self._rendered(request) for request in requests]
@@ -196,6 +200,7 @@ class ModelService:
                 prepared = await self._pools.run(requests, lambda: self._prepare(requests, compiled, images))
         except BaseException:
             self._open.drop(request.request_id for request in requests)
+            self._keeping.forget(request.request_id for request in requests)
             raise
         self._begin(prepared)
 
@@ -212,6 +217,14 @@ class ModelService:
             self._open.resume(known)
             self.engine.resume(known)
 
+    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
+        found = self._keeping.find(response_id, owner)
+        if running := frozenset(each.request.request_id for each in found if each.request.request_id in self._open):
+            error = Resumed("The client has fetched this stream anew, and it goes on there.")
+            self._delivery.lose(running, error, self.engine.load)
+            self._end(running)
+        return tuple(replace(each, numerics=self._card.numerics) for each in found)
+
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         return await self._tokenizations.tokenize(request)
 
@@ -224,10 +237,13 @@ class ModelService:
 
     async def apply_adapters(self, published: AdapterSet) -> ModelCard:
         self._check_engine()
-        return await self._adapters.apply(published)
+        card = await self._adapters.apply(published)
+        self._delivery.tell(card.adapters_revision)
+        return card
 
     def detach_silent(self) -> None:
         """Detach routers whose lease has expired; call it at least every `Leases.period_s`."""
+        self._keeping.expire()
         for router_id in self._leases.expired():
             self._told.forget(router_id)
             self._adapters.told.pop(router_id, None)
@@ -282,6 +298,7 @@ class ModelService:
 
     def _end(self, request_ids: frozenset[str]) -> None:
         self._open.drop(request_ids)
+        self._keeping.leave(request_ids)
         if request_ids:
             self.engine.abort(request_ids)
 
@@ -292,6 +309,7 @@ class ModelService:
                 self._check_engine()
             except ReplicaLost:
                 deltas = [delta for delta in deltas if not isinstance(delta.error, EngineFailed)]
+        self._keeping.note(deltas)
         self._delivery.deliver(deltas, load)
 
     async def _watch(self) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from serve_app.core.cards import ModelCard
+from serve_app.core.delta import Usage
 from serve_app.core.errors import DeadlineExceeded
 from serve_app.core.ledger import CLIENT_LEFT, Ledger, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.names import ModelRef
@@ -82,9 +83,15 @@ class Accounting:
         return await self._ledger.usage(question)
 
     def _used(self, rows: Sequence[Row], run: Run, reserved: Permit | None) -> Amount:
-        """Of its tenant's limits. reserved: what counts where it is not known what a part came to"""
+        """Of its tenant's limits, without what another run of the request has used of them.
+
+        reserved: what counts where it is not known what a part came to
+        """
         tokens = sum([row.prompt_tokens + row.completion_tokens for row in rows])
         cost = sum([row.cost for row in rows])
+        for model, stats in run.stats_by_model.items() if run.is_resumed else ():
+            tokens -= stats.past.total_tokens
+            cost -= self._cost(model, stats.past)
         for part, prompt, completion in _unknown(run, reserved) if reserved is not None else ():
             model = run.requests[part].model
             price = self._prices.of(model.base, model.adapter)
@@ -105,7 +112,6 @@ class Accounting:
     ) -> Row:
         usage, queue_s = stats.usage, max(stats.queue_s, default=0.0)
         first_at, last_at = stats.shown_at
-        price = self._prices.of(model.base, model.adapter)
         return Row(
             id=f"{run.response_id}/{number}",
             tenant=identity.tenant.name,
@@ -123,12 +129,15 @@ class Accounting:
             prefill_s=max(0.0, first_at - stats.entered_at - queue_s),
             decode_s=last_at - first_at,
             engine_ns=stats.engine_ns,
-            cost=price.cost(
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-            ),
+            cost=self._cost(model, usage),
             status=status,
+        )
+
+    def _cost(self, model: ModelRef, usage: Usage) -> int:
+        return self._prices.of(model.base, model.adapter).cost(
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
         )
 
 

@@ -21,9 +21,11 @@ from serve_app.api.sse import Fragment, dump
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import PromptReport
 from serve_app.core.errors import ServeError
+from serve_app.router.inbox import Event
 from serve_app.router.message import MessageReader, Writing, message_reader
+from serve_app.router.places import Places
 from serve_app.router.render import EventComposer, Part, StreamRenderer, whole_body, whole_choices
-from serve_app.router.run import Event, Run
+from serve_app.router.run import Run
 
 
 class ChatComposer(EventComposer[ChatChoice]):
@@ -49,8 +51,11 @@ class ChatComposer(EventComposer[ChatChoice]):
         return self._needs_report or splits
 
     def _parts(self, event: Event) -> list[Part[ChatChoice]]:
-        choices = [self._choice(event)] if event.index in self._readers else [self._begun(event), self._choice(event)]
-        return [Part(choice=choice, part=event.part, completion_tokens=event.completion_tokens) for choice in choices]
+        num_tokens, parts = event.completion_tokens, []
+        if event.index not in self._readers:
+            begun = self._begun(event)
+            parts.append(Part(choice=begun, part=event.part, completion_tokens=num_tokens, begins=True))
+        return [*parts, Part(choice=self._choice(event), part=event.part, completion_tokens=num_tokens)]
 
     def _begun(self, event: Event) -> ChatChoice:
         """Return the beginning of a message, before there is anything in it."""
@@ -85,12 +90,17 @@ class ChatComposer(EventComposer[ChatChoice]):
 
 
 def chat_renderer(
-    request: ChatRequest, head: ResponseHead, run: Run, *, writings: Sequence[Writing]
+    request: ChatRequest,
+    head: ResponseHead,
+    run: Run,
+    *,
+    writings: Sequence[Writing],
+    places: Places | None = None,
 ) -> StreamRenderer[ChatChoice]:
     """Return what writes the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
     composer = ChatComposer(request, writings)
-    return StreamRenderer(request, run.stats, composer=composer, writer=writer)
+    return StreamRenderer(request, run.stats, composer=composer, writer=writer, places=places)
 
 
 async def collect_chat(

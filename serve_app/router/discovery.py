@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.core.backend import Backend
-from serve_app.core.cards import NO_SCALES, ReplicaCard, Scale
+from serve_app.core.cards import NO_SCALES, ModelCard, ReplicaCard, Scale
 from serve_app.core.errors import ServeError
 from serve_app.router.patience import patience
 
@@ -29,12 +30,12 @@ class Sighting:
     """The replicas of one application that answered.
 
     is_complete: nobody failed to answer, so a replica that is not here does not exist
-    is_asleep:   there is none, as it was scaled to zero, and a first request starts one
+    asleep:      what is known of the model, if it was scaled to zero, and a first request starts a replica
     """
 
     cards: tuple[ReplicaCard, ...]
     is_complete: bool
-    is_asleep: bool = False
+    asleep: ModelCard | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ class Replicas(Protocol):
 
     def remove(self, replica_id: str) -> None: ...
 
-    def rest(self, model: str, *, is_asleep: bool) -> None: ...
+    def rest(self, model: str, card: ModelCard | None) -> None: ...
 
     def is_done_with(self, replica_id: str) -> bool: ...
 
@@ -114,15 +115,23 @@ class Discovery:
         self._is_something_missing = True
         self._deployed: Mapping[str, Deployed] = {}
         self._asking: asyncio.Task[Mapping[str, Deployed]] | None = None
+        self._is_hurried = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Look at once: what a replica said of itself is so no more."""
+        self._is_hurried.set()
 
     async def run(self) -> None:
-        """Look for ever: once a second, and faster while something is not ready."""
+        """Look for ever: once a second, at once if hurried, and faster while something is not ready."""
         while True:
+            self._is_hurried.clear()
             try:
                 await self.look()
             except Exception:
                 logger.warning("could not look at the cluster; what was known stays", exc_info=True)
-            await asyncio.sleep(HURRIED_PERIOD_S if self._is_something_missing else PERIOD_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(HURRIED_PERIOD_S if self._is_something_missing else PERIOD_S):
+                    await self._is_hurried.wait()
 
     async def look(self) -> None:
         """One pass over all applications; what goes wrong with one is that one's alone."""
@@ -160,8 +169,8 @@ class Discovery:
     async def _look_at(self, application: str, model: str) -> None:
         known = self._known.setdefault(application, {})
         sighting = await self._greet(application)
-        (self._asleep.add if sighting.is_asleep else self._asleep.discard)(application)
-        self._fleet.rest(model, is_asleep=sighting.is_asleep)
+        (self._asleep.add if sighting.asleep else self._asleep.discard)(application)
+        self._fleet.rest(model, sighting.asleep)
         for card in sighting.cards:
             self._meet(application, card)
         missing = known.keys() - {card.replica_id for card in sighting.cards}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from serve_app.catalog.aliases import Aliases, Order, addresses_of, heaviest_fir
 from serve_app.catalog.resolve import Catalog, Draw, no_canary
 from serve_app.core.backend import Backend
 from serve_app.core.cards import NO_SCALES, AdapterCard, ModelCard, ReplicaCard, Scale
-from serve_app.core.delta import Load
+from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound, ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
@@ -42,6 +42,7 @@ class Fleet:
     version: grows with every change of its cards and aliases
     counts:  what its replicas spent, those that are gone included
     placement: which of them gets which prompt
+    on_outdated: called where a replica says that the card which is known of it is an older one
 
     Deployments call `put` for every replica they see, as often as they look, `remove` for those gone, and
     `expect` with the models that ought to exist.
@@ -62,7 +63,7 @@ class Fleet:
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
         self._scales: dict[str, Scale] = {}
-        self._asleep: set[str] = set()
+        self._asleep: dict[str, ModelCard] = {}
         self._remembered: dict[str, ModelCard] = {}
         self._reconnected: set[str] = set()
         self._told: dict[str, list[ModelCard]] = {}
@@ -71,6 +72,7 @@ class Fleet:
         self._changed = asyncio.Event()
         self.counts = Counts()
         self.placement = Placement()
+        self.on_outdated: Callable[[], None] = lambda: None
         self._everything = self.seen_with(Rights())
 
     @property
@@ -110,12 +112,12 @@ class Fleet:
 
     @property
     def asleep(self) -> Mapping[str, ModelCard]:
-        """Models that were scaled to zero, by name, as they were last seen; one that was never seen has an empty card.
+        """Models that were scaled to zero, by name, as they were last seen, or else as they are configured.
 
         The first request starts a replica.
         """
-        names = sorted((self._asleep & self._expected) - set(self._cards) - self._failed)
-        return {name: self._remembered.get(name) or _unseen(name) for name in names}
+        names = sorted((self._asleep.keys() & self._expected) - set(self._cards) - self._failed)
+        return {name: self._remembered.get(name, self._asleep[name]) for name in names}
 
     @property
     def failed(self) -> list[str]:
@@ -170,11 +172,17 @@ class Fleet:
                 link.hand_over(partial(self._can_go_on, numerics=link.card.model.numerics))
 
     def _connect(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
-        on_spent = partial(self.counts.note, card.replica_id, card.model.name)
+        on_frame = partial(self._hear_frame, card.replica_id, card.model.name)
         on_lost = partial(self._note_loss, card.replica_id, backend)
-        link = ReplicaLink(backend, card, self._router_id, on_lost=on_lost, on_spent=on_spent)
+        link = ReplicaLink(backend, card, self._router_id, on_lost=on_lost, on_frame=on_frame)
         link.start()
         return link
+
+    def _hear_frame(self, replica_id: str, model: str, frame: Frame) -> None:
+        self.counts.note(replica_id, model, frame.load.spent)
+        link = self._links.get(replica_id)
+        if link is not None and frame.adapters_revision > link.card.model.adapters_revision:
+            self.on_outdated()
 
     def _note_loss(self, replica_id: str, backend: Backend) -> None:
         """Reconnect at once to a replica that has ended the stream itself, once until it is seen again.
@@ -192,6 +200,11 @@ class Fleet:
         """Return open links to the replicas of a base model, or to all, without those that are quiet."""
         links = (each for each in self._links.values() if each.is_open and not each.is_quiet)
         return [each for each in links if base in (None, each.card.model.name)]
+
+    @property
+    def backends(self) -> list[Backend]:
+        """The ways to all replicas, those included that take nothing new."""
+        return [link.backend for link in (*self._links.values(), *self._retired.values())]
 
     def update(self, replica_id: str, model: ModelCard) -> None:
         """Take over what a replica says of its model between two hellos."""
@@ -224,12 +237,11 @@ class Fleet:
         """
         self._expected, self._failed, self._scales = frozenset(models), frozenset(failed), dict(scales)
 
-    def rest(self, model: str, *, is_asleep: bool) -> None:
-        """Note whether a model without replicas was scaled to zero, and will have one with its first request."""
-        if is_asleep:
-            self._asleep.add(model)
-        else:
-            self._asleep.discard(model)
+    def rest(self, model: str, card: ModelCard | None) -> None:
+        """Note how a model is configured that was scaled to zero, or with None that it was not."""
+        self._asleep.pop(model, None)
+        if card is not None:
+            self._asleep[model] = card
 
     async def until_there(self, model: str) -> None:
         """Wait until a replica of the model is ready."""
@@ -312,10 +324,6 @@ class Fleet:
         hidden = Catalog(self._cards.values(), self._aliases).hidden_aliases
         if hidden:
             logger.warning("aliases hidden by served names: %s", ", ".join(hidden))
-
-
-def _unseen(name: str) -> ModelCard:
-    return ModelCard(name=name, root=name, created=0, max_model_len=0, vocab_size=0)
 
 
 def as_one(cards: Sequence[ModelCard]) -> ModelCard:

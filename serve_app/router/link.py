@@ -14,7 +14,6 @@ from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Delta, Frame, Load, PromptReport
 from serve_app.core.errors import ReplicaLeaves, ServeError
-from serve_app.core.ledger import Spent
 from serve_app.core.log_context import about
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Tokenization, TokenizeRequest
@@ -39,7 +38,7 @@ class ReplicaLink:
 
     on_lost: called when the replica is gone or is left, but not where a retired link closes by itself
     has_ended: whether the replica itself has ended the stream, as it does where it did not hear of the router
-    on_spent: called with what each frame says that was spent, before anybody has the frame's deltas
+    on_frame: called with each frame before anybody has its deltas
     clock: seconds, monotonic
     """
 
@@ -50,14 +49,14 @@ class ReplicaLink:
         router_id: str,
         *,
         on_lost: Callable[[], None] = lambda: None,
-        on_spent: Callable[[Sequence[Spent]], None] = lambda spent: None,
+        on_frame: Callable[[Frame], None] = lambda frame: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card = card
         self._backend = backend
         self._router_id = router_id
         self._on_lost = on_lost
-        self._on_spent = on_spent
+        self._on_frame = on_frame
         self._registry = Registry(clock)
         self._calls = Calls(backend, router_id, card.replica_id, on_refused=self._forget)
         self._reader: asyncio.Task[None] | None = None
@@ -243,7 +242,7 @@ class ReplicaLink:
         if self._moved:  # it may have heard nothing of that
             self._calls.abort(self._moved)
             self._moved = []
-        self._on_spent(frame.load.spent)
+        self._on_frame(frame)
         for delta in frame.deltas:
             self._registry.dispatch(delta)
         self._load = frame.load

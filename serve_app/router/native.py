@@ -12,8 +12,9 @@ from serve_app.api.sse import dump
 from serve_app.api.sse import event as sse_event
 from serve_app.core.delta import FinishReason
 from serve_app.core.prompt import Image, Prompt
+from serve_app.router.inbox import Event
 from serve_app.router.render import Composer, Part, whole_parts
-from serve_app.router.run import Event, Run
+from serve_app.router.run import Run
 from serve_app.router.stats import RunStats
 
 

@@ -23,7 +23,7 @@ from serve_app.catalog.sources import Source as AdapterSource
 from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.backend import Backend
-from serve_app.core.cards import NO_SCALES, ModelCard, ReplicaCard, Scale
+from serve_app.core.cards import NO_SCALES, AdapterCard, ModelCard, ReplicaCard, Scale
 from serve_app.core.errors import Forbidden, InvalidRequest, ModelNotFound, ReplicaLost, ServeError, Unavailable
 from serve_app.core.tenants import Rights
 from serve_app.router.discovery import HELLO_TIMEOUT_S
@@ -128,8 +128,14 @@ class Publishing:
             task.cancel()
         self._fleet.remove(replica_id)
 
-    def rest(self, model: str, *, is_asleep: bool) -> None:
-        self._fleet.rest(model, is_asleep=is_asleep)
+    def rest(self, model: str, card: ModelCard | None) -> None:
+        """Note that a model sleeps, with what is published of it."""
+        if card is not None:
+            gone, found = self.known.withdrawn_of(model), {each.name: each for each in card.adapters}
+            for each in self.known.of(model):
+                found[each.name] = AdapterCard(name=each.name, version=each.version, root=each.path)
+            card = replace(card, adapters=tuple(each for name, each in sorted(found.items()) if name not in gone))
+        self._fleet.rest(model, card)
 
     def is_done_with(self, replica_id: str) -> bool:
         return self._fleet.is_done_with(replica_id)

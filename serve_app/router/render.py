@@ -29,9 +29,11 @@ from serve_app.api.responses import (
 from serve_app.api.sse import DONE, Fragment, dump, dump_text
 from serve_app.core.delta import PromptReport, TokenLogprob, Usage
 from serve_app.core.prompt import SuffixMode
-from serve_app.core.request import Recording
+from serve_app.core.recording import Recording
+from serve_app.router.inbox import Event
 from serve_app.router.message import CallReader
-from serve_app.router.run import Event, Run
+from serve_app.router.places import Places
+from serve_app.router.run import Run
 from serve_app.router.stats import RunStats
 
 Chosen = TypeVar("Chosen", Choice, ChatChoice)
@@ -42,12 +44,14 @@ class Part(Generic[Chosen]):
     """What one event adds to its choice, the echoed prompt in front where it is the first.
 
     part: of the request, as the event has it
+    begins: it comes before anything that the event brings
     """
 
     choice: Chosen
     part: int
     completion_tokens: int
     is_context_end: bool = False
+    begins: bool = False
 
 
 class EventComposer(ABC, Generic[Chosen]):
@@ -66,13 +70,17 @@ class EventComposer(ABC, Generic[Chosen]):
 
     def add(self, event: Event) -> list[Part[Chosen]]:
         """Return the parts that can be shown now, in the order of each choice."""
+        return [part for _, parts in self.by_event(event) for part in parts]
+
+    def by_event(self, event: Event) -> list[tuple[Event, list[Part[Chosen]]]]:
+        """Return the events that can be shown now, each with its parts."""
         if event.delta.prompt is not None:
             self._reports[event.part] = event.delta.prompt
-            return [part for each in (*self._kept.pop(event.part, ()), event) for part in self._parts(each)]
+            return [(each, self._parts(each)) for each in (*self._kept.pop(event.part, ()), event)]
         if event.part not in self._reports and self._awaits_report(event.part):
             self._kept.setdefault(event.part, []).append(event)
             return []
-        return self._parts(event)
+        return [(event, self._parts(event))]
 
     def prompt_tokens(self, part: int) -> int:
         return self._reports[part].num_tokens
@@ -108,6 +116,7 @@ class StreamRenderer(Generic[Chosen]):
     """Writes the chunks of one response.
 
     stats: of the run whose events these are
+    places: what writes their ids; None where the client wants none
     """
 
     def __init__(
@@ -117,11 +126,13 @@ class StreamRenderer(Generic[Chosen]):
         *,
         composer: EventComposer[Chosen],
         writer: ChunkWriter[Chosen],
+        places: Places | None = None,
     ) -> None:
         self._request = request
         self._composer: EventComposer[Chosen] = composer
         self._writer: ChunkWriter[Chosen] = writer
         self._stats = stats
+        self._places = places
         self._num_finished = 0
         self._last: Chosen | None = None  # kept for the usage of the whole response, which it carries
         self._first_recording: Recording | None = None
@@ -132,51 +143,80 @@ class StreamRenderer(Generic[Chosen]):
 
     def chunks(self, event: Event) -> bytes:
         """Return the chunks that this event allows, if any. What was recorded gets a chunk of its own."""
+        return b"".join(self.pieces(event))
+
+    def pieces(self, event: Event) -> Sequence[bytes]:
+        """Return these chunks one by one."""
         if not self._is_timed and self._composer.is_text_alone(event):
             return self._text_chunk(event)
-        return b"".join(self._chunk(part) for part in self._composer.add(event) if not part.choice.is_silent)
+        return [chunk for each, parts in self._composer.by_event(event) for chunk in self._identified(each, parts)]
 
-    def _text_chunk(self, event: Event) -> bytes:
-        """Return what `chunks` returns for an event that adds text alone; only that text is rendered anew."""
+    def _identified(self, event: Event, parts: Sequence[Part[Chosen]]) -> list[bytes]:
+        """Return the chunks of an event, each with its id."""
+        shown = [(part, chunk) for part in parts if not part.choice.is_silent for chunk in self._chunks_of(part)]
+        places = self._places
+        if places is None:
+            return [chunk for _, chunk in shown]
+        places.begin(event.index)
+        num_begun = sum(part.begins for part, _ in shown)
+        begun = [places.line(event.index) + chunk for _, chunk in shown[:num_begun]]
+        places.advance(event)
+        rest = shown[num_begun:]
+        left = range(len(rest) - 1, -1, -1)
+        return begun + [places.line(event.index, num_left=n) + chunk for n, (_, chunk) in zip(left, rest, strict=True)]
+
+    def _text_chunk(self, event: Event) -> Sequence[bytes]:
+        """Return what `pieces` returns for an event that adds text alone; only that text is rendered anew."""
+        if self._places is not None:
+            self._places.advance(event)
         if not event.delta.text:
-            return b""
+            return ()
         around = self._around.get(event.index)
         if around is None:
             (part,) = self._composer.add(event)
             around = self._around[event.index] = self._writer.around(part.choice.with_text(TEXT_MARK), self._null_usage)
         before, behind = around
-        return before + dump_text(event.delta.text) + behind
+        chunk = before + dump_text(event.delta.text) + behind
+        return (chunk if self._places is None else self._places.line() + chunk,)
 
     def tail(self) -> bytes:
         """Return what follows the last choice."""
-        chunks, usage = b"", self._stats.usage
+        return b"".join(self.tail_pieces())
+
+    def tail_pieces(self) -> Sequence[bytes]:
+        """Return these chunks one by one."""
+        chunks: list[bytes] = []
+        usage = self._stats.usage
         if self._last is not None:
             extras = {"usage": usage_body(usage), **self._extras(self._last)}
-            chunks += self._writer.choice(self._last, extras)
+            chunks.append(self._writer.choice(self._last, extras))
         if extension := _sglext(self._request, usage, self._first_recording):
-            chunks += self._writer.bare(extension | self._null_usage)
+            chunks.append(self._writer.bare(extension | self._null_usage))
         if self._request.stream_options.include_usage:
-            chunks += self._writer.bare({"usage": usage_body(usage)})
-        return chunks + DONE
+            chunks.append(self._writer.bare({"usage": usage_body(usage)}))
+        chunks.append(DONE)
+        if self._places is None:
+            return chunks
+        return [self._places.line(num_behind=at + 1) + chunk for at, chunk in enumerate(chunks)]
 
-    def _chunk(self, part: Part[Chosen]) -> bytes:
+    def _chunks_of(self, part: Part[Chosen]) -> list[bytes]:
         choice, recording = part.choice.without_recording(), part.choice.recording
-        chunk = self._chunk_of(choice, part)
+        of_choice: list[bytes] = self._chunk_of(choice, part)
         if recording is None:
-            return chunk
+            return of_choice
         if choice.index == 0:
             self._first_recording = recording.recording
-        return chunk + self._writer.choice(part.choice.recording_alone(), self._null_usage)
+        return [*of_choice, self._writer.choice(part.choice.recording_alone(), self._null_usage)]
 
-    def _chunk_of(self, choice: Chosen, part: Part[Chosen]) -> bytes:
+    def _chunk_of(self, choice: Chosen, part: Part[Chosen]) -> list[bytes]:
         self._num_finished += choice.finish_reason is not None
         if self._request.finish_chunk_has_usage and self._num_finished == self._request.num_choices:
             self._last = choice
-            return b""
+            return []
         extras = dict(self._null_usage)
         if self._request.has_continuous_usage:
             extras["usage"] = token_counts(self._composer.prompt_tokens(part.part), part.completion_tokens)
-        return self._writer.choice(choice, extras | self._extras(choice))
+        return [self._writer.choice(choice, extras | self._extras(choice))]
 
     def _extras(self, choice: Chosen) -> dict[str, object]:
         """Return the timings: with every chunk if the client wants that, otherwise with the last of a choice."""
@@ -184,10 +224,12 @@ class StreamRenderer(Generic[Chosen]):
         return {"timings": self._stats.timings.body()} if self._request.has_timings and is_timed else {}
 
 
-def completion_renderer(request: CompletionRequest, head: ResponseHead, stats: RunStats) -> StreamRenderer[Choice]:
+def completion_renderer(
+    request: CompletionRequest, head: ResponseHead, stats: RunStats, places: Places | None = None
+) -> StreamRenderer[Choice]:
     """Return what writes the chunks of POST /v1/completions."""
     writer = ChunkWriter(head, written_choice)
-    return StreamRenderer(request, stats, composer=Composer(request), writer=writer)
+    return StreamRenderer(request, stats, composer=Composer(request), writer=writer, places=places)
 
 
 async def collect(run: Run, request: CompletionRequest, *, head: ResponseHead) -> dict[str, object] | Fragment:

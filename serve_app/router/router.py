@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,11 +16,11 @@ from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, lis
 from serve_app.catalog.aliases import Order, Weights, heaviest_first
 from serve_app.catalog.resolve import Catalog, Draw
 from serve_app.core.cards import ModelCard
-from serve_app.core.errors import ContextOverflow, InvalidRequest, NotSupported, ServeError
+from serve_app.core.errors import ContextOverflow, InvalidRequest, ModelLoading, NotSupported, ServeError
 from serve_app.core.ledger import Prices
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import SuffixMode
-from serve_app.core.request import GenerationRequest
+from serve_app.core.request import GenerationRequest, Kept
 from serve_app.core.tenants import LOCAL, Rights, Tenant
 from serve_app.router.accounting import Accounting
 from serve_app.router.admission import Admission, Ticket
@@ -28,6 +28,7 @@ from serve_app.router.fleet import ASLEEP, Fleet
 from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
 from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
+from serve_app.router.resuming import Found
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.shadow import Shadows
@@ -107,11 +108,13 @@ class Router:
         *,
         request_id: str = "",
         limit_s: float | None = None,
+        kept: Kept | None = None,
     ) -> Run:
         """A run of a settled request, not started; enter it to start.
 
         request_id: what the client and the logs call it
         limit_s: seconds that the client gives it, where that is less than it has anyway
+        kept: what replicas keep beside it, without its ids, so that its client can fetch it anew; None keeps nothing
         ticket: of the request, where it had to pass admission; grows to what the request needs, and can end the run
 
         Raises ServeError where the model cannot be resolved, a token id is out of its vocabulary, or there is no room.
@@ -120,6 +123,35 @@ class Router:
         requests = self.lowered(request, response_id, client_request_id=request_id)
         if self.rollouts is not None and self.rollouts.wants(requests):
             requests = tuple(replace(each, reports_prompt_ids=True) for each in requests)
+        if kept is not None:
+            own_id, num_parts = request.own_id(response_id), len(requests)
+            kept = replace(kept, id=own_id, response_id=response_id, num_parts=num_parts)
+            requests = tuple(replace(each, kept=kept) for each in requests)
+        return self._run(requests, response_id, ticket, limit_s=limit_s)
+
+    def resume(self, found: Found, ticket: Ticket | None = None, *, limit_s: float | None = None) -> Run:
+        """A run that tells a stream again and goes on with it, not started.
+
+        Raises ServeError where a model cannot be had any more in the version that began, or there is no room.
+        """
+        requests = tuple(past.request for past in found.parts)
+        run = self._run(requests, found.kept.response_id, ticket, limit_s=limit_s)
+        run.go_on(found.parts)
+        for model in run.unended:
+            try:
+                self.fleet.links_for(model)
+            except ModelLoading:
+                self.view.resolve(model.pinned)  # raises where waiting is of no use
+        return run
+
+    def _run(
+        self,
+        requests: Sequence[GenerationRequest],
+        response_id: str,
+        ticket: Ticket | None,
+        *,
+        limit_s: float | None,
+    ) -> Run:
         settings = self._config.run
         run = Run(
             requests,

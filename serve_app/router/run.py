@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -24,11 +24,12 @@ from serve_app.core.errors import (
     ServeError,
 )
 from serve_app.core.names import ModelRef
+from serve_app.core.progress import Past, Progress
 from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.router.fleet import ALL_LOST, Fleet
+from serve_app.router.inbox import Event, Inbox
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Guess
-from serve_app.router.progress import Progress
 from serve_app.router.stats import RunStats
 
 Key = TypeVar("Key", bound=Hashable)
@@ -61,7 +62,7 @@ class Run:
 
     A prompt whose replica is lost goes on at another one, where it stopped.
 
-    is_refused: by a replica
+    is_refused: by a replica;  is_resumed: another run had begun with it
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Run:
         fleet: Fleet,
         settings: RunSettings | None = None,
     ) -> None:
-        self.response_id = response_id
+        self.response_id = self._name = response_id
         self.requests = tuple(requests)
         self.stats = RunStats()
         self._fleet = fleet
@@ -89,7 +90,24 @@ class Run:
         self._accepted: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._ends_at = time.monotonic() + self._settings.timeout_s
-        self._has_left = self.is_refused = False
+        self._has_left = self.is_refused = self.is_resumed = False
+        self._numerics = [""] * len(self.requests)
+
+    def go_on(self, pasts: Sequence[Past]) -> None:
+        """Before it is entered: tell again what another run told of each prompt, and go on from there."""
+        self._name, self.is_resumed = f"{self.response_id}~{secrets.token_hex(4)}", True
+        self._numerics = [past.numerics for past in pasts]
+        for part, past in enumerate(pasts):
+            for delta in past.deltas:
+                self._take(part, delta)
+        self.stats.note_past()
+
+    @property
+    def unended(self) -> set[ModelRef]:
+        """The models of prompts of which something is still to be computed."""
+        return {
+            each.model for each, progress in zip(self.requests, self._progress, strict=True) if not progress.has_ended
+        }
 
     @property
     def has_ready(self) -> bool:
@@ -116,12 +134,18 @@ class Run:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
+        since = time.monotonic() if self.is_resumed else None
         try:
             self._accepted = loop.create_future()
             self._timer = loop.call_later(self._seconds_left, self._expire)
-            self._homeless = [Homeless(request=request, part=part) for part, request in enumerate(self.requests)]
-            self._settle()
-            await self._accepted
+            self._homeless = [
+                Homeless(request=request, part=part, numerics=self._numerics[part], since=since)
+                for part, request in enumerate(self.requests)
+                if not self._progress[part].has_ended
+            ]
+            if self._homeless:
+                self._settle()
+                await self._accepted
         except BaseException:
             self._leave()
             raise
@@ -196,7 +220,7 @@ class Run:
 
     def _submit(self, link: ReplicaLink, share: Sequence[tuple[Homeless, Guess]]) -> None:
         begun = [(each, self.requests[each.part].stop.after(self.stats.elapsed_s(each.part))) for each, _ in share]
-        attempts = [each.on(link, self.response_id, self._progress[each.part], stop) for each, stop in begun]
+        attempts = [each.on(link, self._name, self._progress[each.part], stop) for each, stop in begun]
         self._attempts |= {attempt.request.request_id: attempt for attempt in attempts}
         self.stats.place([attempt.part for attempt in attempts], link.replica_id)
         guesses = [guess for _, guess in share]
@@ -229,14 +253,18 @@ class Run:
         attempt.num_unfinished -= delta.finish is not None
         if not attempt.num_unfinished:
             del self._attempts[delta.request_id]
-        if (news := self._progress[attempt.part].take(delta)) is None:
-            return
-        if attempt.lost_at is not None:
+        if self._take(attempt.part, delta) and attempt.lost_at is not None:
             self.stats.note_pause(attempt.part, attempt.lost_at)
             attempt.lost_at = None
-        index = attempt.part * attempt.request.n + delta.sample
-        num_tokens = self.stats.note(news, part=attempt.part, index=index)
-        self._inbox.put(Event(index=index, part=attempt.part, delta=news, completion_tokens=num_tokens))
+
+    def _take(self, part: int, delta: Delta) -> bool:
+        """Pass on what is new in a delta of a prompt; return whether anything is."""
+        if (news := self._progress[part].take(delta)) is None:
+            return False
+        index = part * self.requests[part].n + delta.sample
+        num_tokens = self.stats.note(news, part=part, index=index)
+        self._inbox.put(Event(index=index, part=part, delta=news, completion_tokens=num_tokens))
+        return True
 
     def told(self, about: Iterable[ModelRef], error: ServeError) -> ServeError:
         """The error with the model that it is about, where the run has several."""
@@ -341,72 +369,6 @@ class Run:
         return running
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """A delta with its place in the response.
-
-    index: of the choice, part times `n` plus sample
-    part:  of the client's request, model index times prompts plus prompt index
-    completion_tokens: of the choice so far, this delta included
-    """
-
-    index: int
-    part: int
-    delta: Delta
-    completion_tokens: int = 0
-
-
-Arrival = Event | ServeError
-
-
-class Inbox:
-    """A queue of one reader.
-
-    max_pending: of entries that wait; None is no bound
-    on_full:     called when more wait;  on_slack: called when half of the bound is free again, and only after it
-
-    The bound refuses nothing: what is on its way while the sender is asked to pause still has its place.
-    """
-
-    def __init__(self, max_pending: int | None, *, on_full: Callable[[], None], on_slack: Callable[[], None]) -> None:
-        self._max_pending = max_pending
-        self._on_full = on_full
-        self._on_slack = on_slack
-        self._entries: deque[Arrival] = deque()
-        self._arrived: asyncio.Future[None] | None = None  # of a reader that waits
-        self._is_full = False
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the sender was asked to pause and not yet to go on."""
-        return self._is_full
-
-    def put(self, entry: Arrival) -> None:
-        self._entries.append(entry)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-        if self._max_pending is not None and len(self._entries) > self._max_pending and not self._is_full:
-            self._is_full = True
-            self._on_full()
-
-    async def take(self) -> Arrival:
-        """The oldest entry. A reader that is cancelled while it waits has taken nothing."""
-        while not self._entries:
-            self._arrived = asyncio.get_running_loop().create_future()
-            await self._arrived
-        entry = self._entries.popleft()
-        self._slacken()
-        return entry
-
-    def _slacken(self) -> None:
-        if self._is_full and self._max_pending is not None and 2 * len(self._entries) <= self._max_pending:
-            self._is_full = False
-            self._on_slack()
-
-
 LOOK_AGAIN_S = 0.05
 """How often a prompt that waits for a replica looks for one."""
 FULL_AGAIN_S = 0.5
@@ -483,9 +445,9 @@ class Homeless:
         """What the replicas that can take it have."""
         return self.request.model, self.numerics
 
-    def on(self, link: ReplicaLink, response_id: str, progress: Progress, stop: StopParams) -> Attempt:
-        """The next attempt, from where the completions are. The first one is named by the part alone."""
-        name = f"{response_id}/{self.part}"
+    def on(self, link: ReplicaLink, run: str, progress: Progress, stop: StopParams) -> Attempt:
+        """The next attempt, from where the completions are. The first one is named by its run and the part alone."""
+        name = f"{run}/{self.part}"
         request_id = name if self.number == 1 else f"{name}/{self.number}"
         request = progress.go_on(replace(self.request, request_id=request_id, stop=stop))
         return Attempt(

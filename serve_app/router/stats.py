@@ -22,6 +22,7 @@ class PromptStats:
     completion_tokens: by choice; num_completion_tokens: of all of them
     pauses: in which another replica was found and caught up, seconds on the monotonic clock
     predicted, engine_ns: of those choices that have ended, see `Usage` and `Finish`
+    past: completion tokens that another run had told; None where none has
     """
 
     report: PromptReport | None = None
@@ -33,6 +34,7 @@ class PromptStats:
     pauses: list[tuple[float, float]] = field(default_factory=list)
     predicted: tuple[int, int] | None = None
     engine_ns: int = 0
+    past: int | None = None
 
 
 class RunStats:
@@ -133,6 +135,17 @@ class RunStats:
             self._usage = self._added_up()
         return self._usage
 
+    @property
+    def past(self) -> Usage:
+        """What of it another run had told."""
+        known = [each for each in self._prompts.values() if each.past is not None]
+        reports = [each.report for each in known if each.report is not None]
+        return Usage(
+            prompt_tokens=sum(report.num_tokens for report in reports),
+            cached_tokens=sum(report.num_cached_tokens for report in reports),
+            completion_tokens=sum(each.past or 0 for each in known),
+        )
+
     def _added_up(self) -> Usage:
         reports = self._reports
         return Usage(
@@ -200,6 +213,12 @@ class RunStats:
             prompt.engine_ns += delta.finish.engine_ns
             prompt.predicted = _added([prompt.predicted, delta.finish.predicted])
         return now
+
+    def note_past(self) -> None:
+        """All that was noted so far was told, and is counted, elsewhere."""
+        self._num_generated.clear()
+        for prompt in self._prompts.values():
+            prompt.past = prompt.num_completion_tokens
 
     def note_move(self, part: int) -> None:
         """Note that a part was lost, and is given to another replica."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Sequence
 
 from serve_app.core.cards import ReplicaCard, Residency
@@ -28,7 +28,7 @@ class Warmth:
         self._holders: OrderedDict[bytes, int] = OrderedDict()
         self._bits: dict[str, int] = {}
         self._gone = 0  # bits of replicas that left, still in the table
-        self._adapters: dict[str, HeldAdapters] = {}
+        self._adapters: defaultdict[str, HeldAdapters] = defaultdict(HeldAdapters)
 
     @property
     def num_names(self) -> int:
@@ -37,7 +37,7 @@ class Warmth:
     def hear(self, card: ReplicaCard) -> None:
         """Take in what a replica says: prefixes that other routers sent it, and its adapters."""
         self.hold(card.replica_id, card.prefixes)
-        self._adapters_of(card.replica_id).hear(card.residency)
+        self._adapters[card.replica_id].hear(card.residency)
 
     def hold(self, replica_id: str, names: Sequence[bytes], versions: Iterable[str] = ()) -> None:
         """Note that a replica has these prefixes and adapter versions, or will have them when it has computed."""
@@ -48,7 +48,7 @@ class Warmth:
         while len(holders) > self._max_names:
             holders.popitem(last=False)
         if versions:
-            self._adapters_of(replica_id).sent.update(versions)
+            self._adapters[replica_id].sent.update(versions)
 
     def forget(self, replica_id: str) -> None:
         """Forget a replica that is gone."""
@@ -78,10 +78,7 @@ class Warmth:
 
         Where all slots are taken, each load costs another one: somebody has to load what is evicted again.
         """
-        return self._adapters_of(replica_id).load_s(versions) if versions else 0.0
-
-    def _adapters_of(self, replica_id: str) -> HeldAdapters:
-        return self._adapters.setdefault(replica_id, HeldAdapters())
+        return self._adapters[replica_id].load_s(versions) if versions else 0.0
 
     def _bit(self, replica_id: str) -> int:
         """Return the replica's bit; a new one gets the lowest that is free."""

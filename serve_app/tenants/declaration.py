@@ -104,6 +104,12 @@ def _budget(name: str, value: object) -> float:
     return _number(name, value, least=LEAST_BUDGET, most=MOST_BUDGET)
 
 
+def _switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _refused(name, "true or false", value)
+    return value
+
+
 def _share(name: str, value: object) -> float:
     return _number(name, value, least=0, most=1)
 
@@ -151,6 +157,7 @@ FIELDS: Mapping[str, Reader] = MappingProxyType(
         "cors_origins": _several(_matching(ORIGIN, "origins like https://app.example.org, or *")),
         "cache_group": _or_none(_NAME),
         "log_texts": _share,
+        "resumes": _switch,
     }
 )
 """Every field of a tenant, by the name that it is written under."""

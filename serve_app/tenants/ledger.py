@@ -69,19 +69,23 @@ class LedgerStore:
     def record(
         self, rows: Sequence[Row], counted: Sequence[Counted], now: float, *, prices: Prices | None = None
     ) -> int:
-        """Keep them; those that are there already change nothing. Returns how many rows are new.
+        """Keep them. One that is there already changes nothing, unless it tells more: of a stream that its client has
+        fetched anew, each router that had it tells what it came to by then. Returns how many rows are new.
 
         now: Unix seconds
         """
-        rows = [_fitting(row) for row in rows]
+        by_id = {row.id: row for row in sorted(map(_fitting, rows), key=lambda row: row.completion_tokens)}
+        rows = list(by_id.values())
         with self.engine.begin() as connection:
             new = self._keep_rows(connection, rows)
+            grown = self._grow_rows(connection, [by_id[each] for each in by_id.keys() - {row.id for row in new}])
             self._add_days(connection, new)
-            self._add_totals(connection, "told", _spent_of(new))
+            self._add_days(connection, grown, requests=0)
+            self._add_totals(connection, "told", _spent_of([*new, *grown]))
             today = period_of(now, is_monthly=False)
             forgotten = self._hear(connection, {each.replica_id for each in counted}, today)
             self._add_totals(connection, "counted", self._keep_counted(connection, counted, forgotten))
-            touched = {(each.tenant, each.model) for each in new}
+            touched = {(each.tenant, each.model) for each in (*new, *grown)}
             touched |= {(each.spent.flow, each.model) for each in counted}
             for tenant, model in sorted(touched):
                 lines = self._reconcile(connection, tenant, model, today)
@@ -140,6 +144,20 @@ class LedgerStore:
         values = [asdict(row) | {"day": period_of(row.at, is_monthly=False)} for row in by_id.values()]
         return [by_id[id_] for (id_,) in connection.execute(self._keeping, values)]
 
+    def _grow_rows(self, connection: Connection, rows: Sequence[Row]) -> list[Row]:
+        """Replace rows that are there by those that tell more; returns by how much more."""
+        table, grown = tables.rows, []
+        for at in range(0, len(rows), MAX_ROWS):
+            by_id = {row.id: row for row in rows[at : at + MAX_ROWS]}
+            known = connection.execute(select(table).where(table.c.id.in_(by_id))).mappings().all()
+            for before in known:
+                row = by_id[before["id"]]
+                if row.completion_tokens > before["completion_tokens"]:
+                    connection.execute(update(table).where(table.c.id == row.id).values(**asdict(row)))
+                    more = {name: getattr(row, name) - before[name] for name in SUMS if name != "requests"}
+                    grown.append(replace(row, **more))
+        return grown
+
     def _hear(self, connection: Connection, replica_ids: Iterable[str], today: str) -> set[str]:
         """Note of whom was heard today; returns those of them whose counts are forgotten."""
         unsaid = sorted(each for each in replica_ids if self._heard.get(each) != today)
@@ -170,7 +188,7 @@ class LedgerStore:
             grown.update({name: after[name] - before[name] for name in tables.SPENT})
         return growth
 
-    def _add_days(self, connection: Connection, rows: Iterable[Row]) -> None:
+    def _add_days(self, connection: Connection, rows: Iterable[Row], *, requests: int = 1) -> None:
         sums: dict[Key, Sums] = {}
         mixes = Mixes(connection)
         for row in rows:
@@ -178,7 +196,7 @@ class LedgerStore:
             adapter = mixes.line_of((day, row.tenant, row.model), row.adapter)
             amounts = {name: getattr(row, name) for name in SUMS if name != "requests"}
             line = (day, row.tenant, row.model, adapter, row.key_id)
-            sums.setdefault(line, Counter()).update({"requests": 1, **amounts})
+            sums.setdefault(line, Counter()).update({"requests": requests, **amounts})
         for key, amounts_of_key in sums.items():
             self._add(connection, tables.days, key, SUMS, amounts_of_key)
 

@@ -14,8 +14,6 @@ from serve_app.whatif.errors import Unusable
 
 SWEEPS = 20_000
 SMALLEST = 1e-12
-FEW = 64
-"""Tokens of a step, up to which one more costs more than beyond."""
 
 
 class Work(NamedTuple):
@@ -23,7 +21,7 @@ class Work(NamedTuple):
 
     steps:    how many;  rows: sequences that decode, summed over steps
     prompt_tokens: computed;  prompt_pairs: of a prompt's token and one before it
-    few:      of rows and tokens of prompts, the first FEW of each step: few tokens are computed less well than many
+    chunks:   of prompts: each step computes one of every prompt that it goes on with
     context:  tokens that rows attend to;  copied: positions that were moved so that a sequence could begin
     adapters: different ones in a step, summed over steps
     """
@@ -35,7 +33,7 @@ class Work(NamedTuple):
     context: float = 0.0
     copied: float = 0.0
     adapters: float = 0.0
-    few: float = 0.0
+    chunks: float = 0.0
 
     def plus(self, more: Work, *, times: float = 1.0) -> Work:
         """Return both together."""
@@ -59,7 +57,7 @@ class StepCosts:
     context: float = 0.0
     copied: float = 0.0
     adapters: float = 0.0
-    few: float = 0.0
+    chunks: float = 0.0
     request_s: float = 0.0
     load_s: float = 0.2
     num_blocks: int = 4096
@@ -76,7 +74,7 @@ class StepCosts:
             + self.context * work.context
             + self.copied * work.copied
             + self.adapters * work.adapters
-            + self.few * work.few
+            + self.chunks * work.chunks
         )
 
     def told(self, observed: Observation) -> float:

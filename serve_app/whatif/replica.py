@@ -21,7 +21,7 @@ from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
-from serve_app.whatif.costs import FEW, StepCosts, Work
+from serve_app.whatif.costs import StepCosts, Work
 
 PIECE_BLOCKS = 16
 """Of lanes, which give back whole pages of memory; it depends on the model, and little depends on it."""
@@ -154,7 +154,7 @@ class SimulatedReplica:
             rows=len(rows),
             context=sum(span.start for span in rows),
             copied=copied,
-            few=min(FEW, sum(span.length for span in batch.spans)),
+            chunks=len(prompts),
             adapters=len({span.sequence.request.model.version for span in batch.spans} - {""}),
         )
 

@@ -76,18 +76,20 @@ async def followed(client: openai.AsyncOpenAI, path: str, kind: type[Any], chunk
                 for each in chunk.choices:
                     found[each.index] = found.get(each.index, ("", None))[0] + text_of(each), each.finish_reason
             return found
-        except (httpx.TransportError, openai.APIConnectionError):
+        except (httpx.TransportError, openai.APIConnectionError) as error:
             if response_id is None:
                 raise
-        chunks = await again(client, f"{path}/{response_id}", kind)
+            chunks = await again(client, f"{path}/{response_id}", kind, error)
 
 
-async def again(client: openai.AsyncOpenAI, path: str, kind: type[Any]) -> Any:
-    """The stream of that id, as soon as somebody accepts connections."""
+async def again(client: openai.AsyncOpenAI, path: str, kind: type[Any], broken: Exception) -> Any:
+    """The stream of that id, as soon as a router accepts connections. Raises how it broke off where it is not kept."""
     while True:
         try:
             return await client.get(path, cast_to=kind, stream=True, stream_cls=openai.AsyncStream[kind])
-        except openai.APIConnectionError:
+        except openai.NotFoundError:
+            raise broken from broken.__cause__
+        except (openai.APIConnectionError, openai.InternalServerError):
             await asyncio.sleep(0.5)
 
 

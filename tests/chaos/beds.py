@@ -44,9 +44,6 @@ class Bed:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.whole: dict[str, int] = {}
-        library = folder / "clock.so"
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(CLOCK)], check=True)
-        self.preload = {"LD_PRELOAD": str(library)}
 
     def end(self) -> None: ...
 
@@ -85,7 +82,7 @@ class Bed:
     def _is_good(self, url: str) -> bool:
         body = {"model": "demo", "prompt": "Once", "max_tokens": 2}
         try:
-            with httpx.Client(base_url=url, timeout=5, headers={"authorization": f"Bearer {self.admin}"}) as client:
+            with httpx.Client(base_url=url, timeout=30, headers={"authorization": f"Bearer {self.admin}"}) as client:
                 knows = len(client.get("/live").json().get("replicas", ())) == self.whole["model replica"]
                 headers = {"authorization": f"Bearer {self.key}"}
                 return knows and client.post("/v1/completions", json=body, headers=headers).status_code == 200
@@ -100,10 +97,8 @@ class OneMachine(Bed):
         super().__init__(folder)
         disk = folder / "disk"
         mount(disk)
-        clock = folder / "clock"
-        clock.write_bytes(bytes(CLOCK_BYTES))
-        environment = {"RAY_TMPDIR": str(disk), "TMPDIR": str(disk), "CHAOS_CLOCK": str(clock)}
-        self.house, self.admin, keys = begun(disk, environment=self.preload | environment)
+        places = {"RAY_TMPDIR": str(disk), "TMPDIR": str(disk)}
+        self.house, self.admin, keys = begun(disk, environment=places | with_clock(folder, seen_as=folder))
         self.key, self.urls = keys["acme"], [self.house.run.url]
 
     def end(self) -> None:
@@ -128,8 +123,8 @@ class ThreeHosts(Bed):
         super().__init__(folder)
         for name in (HEAD, *WORKERS):
             mount(self.disk(name))
-            (self.disk(name) / "clock").write_bytes(bytes(CLOCK_BYTES))
-        self.service = Preloaded(folder, self.preload | {"CHAOS_CLOCK": "/tmp/clock"})
+            variables = with_clock(self.disk(name), seen_as=Path("/tmp"))
+        self.service = Preloaded(folder, variables)
         self.service.start()
         self.service.until(self.service.is_full, "full")
         self.admin, self.key, self.urls = self.service.admin, self.service.key, self.service.urls()
@@ -164,6 +159,13 @@ class Preloaded(Service):
 
     def shell(self, host: Host, *words: str, environment: dict[str, str] | None = None) -> str:
         return super().shell(host, *words, environment=self._variables | (environment or {}))
+
+
+def with_clock(folder: Path, *, seen_as: Path) -> dict[str, str]:
+    """Variables of processes that have a clock which is not off yet. seen_as: the folder, as they see it"""
+    (folder / "clock").write_bytes(bytes(CLOCK_BYTES))
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(folder / "clock.so"), str(CLOCK)], check=True)
+    return {"LD_PRELOAD": str(seen_as / "clock.so"), "CHAOS_CLOCK": str(seen_as / "clock")}
 
 
 def mount(folder: Path) -> None:

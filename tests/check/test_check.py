@@ -108,7 +108,6 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
             "{latest: nemo}",
             "aliases.latest: leads to 'nemo', which is nothing that is served: \"model\"",
         ),
-        ("{latest: demo}", "{latest: 'demo:pirate'}", "aliases.latest: leads to 'demo:pirate', which is nothing"),
         ("{latest: demo}", "{a: b, b: a}", "aliases: aliases go in a circle: a → b → a"),
         ("{latest: demo}", "{latest: {demo: 1, nemo: 2}}", "aliases.latest.nemo: leads to 'nemo', which is nothing"),
         ("{latest: demo}", "{latest: {'nemo:a@12345678': 2}}", "leads to 'nemo:a@12345678', and no model of this file"),
@@ -194,6 +193,12 @@ def test_aliases_and_prices_of_what_is_there_are_sound(report_of) -> None:  # ty
     assert is_sound, said
 
 
+def test_an_alias_may_name_an_adapter_that_is_published_later_and_is_warned_of(report_of) -> None:  # type: ignore[no-untyped-def]
+    is_sound, said = report_of(SOUND.replace("{latest: demo}", "{latest: 'demo:pirate'}"))
+    assert is_sound, said
+    assert "warning: applications[0].deployments[0].user_config.aliases.latest: leads to 'demo:pirate', which" in said
+
+
 def test_an_alias_with_weights_is_told_in_one_sentence(report_of) -> None:  # type: ignore[no-untyped-def]
     is_sound, said = report_of(SOUND.replace("{latest: demo}", "{latest: {demo: 3, 'demo:sql@12345678': 1}}"))
     assert is_sound, said
@@ -251,6 +256,9 @@ def test_an_address_of_adapters_is_read_strictly_and_named_with_what_fetches_it(
     assert is_sound, said
     assert "note: " in said
     assert "this machine can fetch https://" in said
+    is_sound, said = told("/no/such/folder")
+    assert is_sound, said
+    assert "adapter_roots[0]: this machine has no folder /no/such/folder" in said
     is_sound, said = told("s3://key:secret@bucket/team")
     assert not is_sound
     assert "credentials" in said

@@ -148,6 +148,7 @@ ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 FOUND: list[tuple[Facts, str, Severity, str]] = [
     (replace(SOUND_FACTS, complaints=("cluster.yaml:1: error: x",)), "file", ERROR, "error: x"),
+    (replace(SOUND_FACTS, sources=("cluster.yaml:1: warning: x",)), "sources", WARNING, "warning: x"),
     (unasked(outside(SOUND_FACTS)), "bind", ERROR, "0.0.0.0:8000"),
     (outside(SOUND_FACTS), "tls", WARNING, "without TLS"),
     (replace(SOUND_FACTS, doubt="self-signed certificate"), "tls", WARNING, "is not trusted here: self-signed"),
@@ -377,7 +378,9 @@ def test_a_careless_service_is_seen_for_what_it_is(house: Path, serve: Callable[
     make_store()
     content = yaml.safe_load(Path("cluster.yaml").read_text())
     content["http_options"] |= {"host": "127.0.0.1", "port": serve("127.0.0.1")}
+    content["applications"][0]["deployments"][0]["user_config"]["adapter_roots"] = ["/no/such/folder"]
     Path("cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     facts = gather("cluster.yaml")
+    assert ["/no/such/folder" in each for each in facts.sources] == [True]
     assert [(each.port, each.is_outside) for each in facts.doors] == [(content["http_options"]["port"], False)]
     assert {each.check for each in examine(facts)} >= {"routes", "headers", "bodies", "errors", "pages", "cors"}

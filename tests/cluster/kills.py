@@ -16,7 +16,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -200,16 +200,24 @@ def in_numbers(house: House, seen: Seen) -> dict[str, object]:
     }
 
 
-def begun(folder: Path, environment: Mapping[str, str] = MappingProxyType({})) -> tuple[House, str, dict[str, str]]:
+def begun(
+    folder: Path,
+    change: Callable[[dict[str, Any]], object] = with_two_of_each,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> tuple[House, str, dict[str, str]]:
     """A service that is ready, the key of an administrator, and those of the tenants."""
-    house = House(folder, with_two_of_each, environment)
-    admin = house.command("keys", "create", "--admin")["key"]
-    keys = {}
-    for tenant in TENANTS:
-        house.command("tenants", "add", tenant, "--models", "demo", "demo:*")
-        keys[tenant] = house.command("keys", "create", tenant)["key"]
-    house.run.until_ready()
-    house.run.until(lambda: all(house.complete(key).status_code == 200 for key in keys.values()))
+    house = House(folder, change, environment)
+    try:
+        admin = house.command("keys", "create", "--admin")["key"]
+        keys = {}
+        for tenant in TENANTS:
+            house.command("tenants", "add", tenant, "--models", "demo", "demo:*")
+            keys[tenant] = house.command("keys", "create", tenant)["key"]
+        house.run.until_ready()
+        house.run.until(lambda: all(house.complete(key).status_code == 200 for key in keys.values()))
+    except BaseException:
+        house.run.end()
+        raise
     return house, admin, keys
 
 

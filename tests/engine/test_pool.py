@@ -25,9 +25,11 @@ def make_model(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH, bias=False)).to(dtype).requires_grad_(False)
 
 
-def make_bank(model: nn.Module, folders: Mapping[str, Path], *, max_slots: int = 32) -> AdapterBank:
+def make_bank(
+    model: nn.Module, folders: Mapping[str, Path], *, max_slots: int = 32, max_bytes: int | None = None
+) -> AdapterBank:
     adapters = [load_adapter(folder, version=version, model=model) for version, folder in folders.items()]
-    return AdapterBank(model, adapters, max_slots=max_slots)
+    return AdapterBank(model, adapters, max_slots=max_slots, max_bytes=max_bytes)
 
 
 def alone(slot: int) -> Mix:
@@ -226,6 +228,20 @@ def test_memory_follows_the_adapters_that_are_resident(tmp_path: Path) -> None:
     assert bank.num_bytes <= (4 * 16 + 256) * per_column
     bank.load(3, "a3")
     assert bank.num_bytes == 4 * 16 * per_column, "the wide adapter's memory is given back"
+
+
+def test_no_places_are_made_for_later_beyond_the_budget(tmp_path: Path) -> None:
+    model = make_model()
+    folders = {f"a{i}": save_adapter(tmp_path / f"a{i}", model, rank=16, seed=i) for i in range(8)}
+    of_one = 16 * 2 * (WIDTH + HIDDEN) * 4
+    for count in (3, 5, 7):
+        bank = make_bank(model, folders, max_bytes=count * of_one)
+        for slot in range(count):
+            assert bank.fits([f"a{each}" for each in range(slot + 1)])
+            bank.load(slot, f"a{slot}")
+            assert bank.num_bytes <= count * of_one
+        assert not bank.fits(folders)
+        bank.unwrap()
 
 
 def test_staging_changes_nothing_until_it_is_swapped_in(folders: dict[str, Path]) -> None:

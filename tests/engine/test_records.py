@@ -13,7 +13,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from serve_app.core.errors import EngineFailed, InvalidRequest
-from serve_app.core.request import EmbeddingForm, HiddenStates, Pooling, Recording, RecordParams
+from serve_app.core.recording import Recording
+from serve_app.core.request import EmbeddingForm, HiddenStates, Pooling, RecordParams
 from serve_app.engine.decoder.record import Record, RecordBounds
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.scheduler.sequence import Batch

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 from serve_app.catalog.adapters import read_published
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.errors import AdapterUnusable, InvalidRequest
+from serve_app.router.fleet import Fleet
 from serve_app.router.publishing import Publishing
 from serve_app.router.watching import Watching
 from tests.engine.adapter_files import save_adapter
@@ -193,3 +194,22 @@ async def test_folders_that_are_watched_are_served_by_themselves(
         assert "its values are too large" in str(publishing.entry("demo", "bad").refused)
         assert (await stack.post({"model": "demo:bad", "prompt": PROMPT})).status_code == 404
         assert await text_of(stack, NAME) == texts["v2"]
+
+
+async def test_a_router_that_did_not_publish_hears_of_it_without_asking(stack: Stack) -> None:
+    [service, _] = stack.services
+    other, is_outdated = Fleet("router-1"), asyncio.Event()
+    other.on_outdated = is_outdated.set
+    other.put(await service.hello("router-1"), service)
+    try:
+        async with asyncio.timeout(60):
+            while not is_outdated.is_set():  # its stream may not be open yet
+                revision = service.card.model.adapters_revision + 1
+                await service.apply_adapters(AdapterSet(revision=revision))
+                await asyncio.sleep(0.01)
+        other.put(await service.hello("router-1"), service)
+        is_outdated.clear()
+        await service.apply_adapters(AdapterSet(revision=1))
+        assert not is_outdated.is_set(), "what it knows is no news"
+    finally:
+        await other.close()

@@ -138,7 +138,7 @@ async def test_a_shadow_that_cannot_be_computed_is_no_matter_of_the_request(
     one: Shadowed, target: str, outcome: Outcome
 ) -> None:
     one.fleet.expect(["tiny", "asleep", "late"])
-    one.fleet.rest("asleep", is_asleep=True)
+    one.fleet.rest("asleep", model_card("asleep"))
     one.fleet.rename({"prod": {"to": "tiny:sql", "shadow": {target: 100}}})
     await one.ask(stream=True)
     await one.over()

@@ -52,7 +52,9 @@ def test_every_path_is_routed_with_its_method() -> None:
         ("/v1/models/org/base", Path.MODEL),
         ("/v1/modelss", None),
         ("", None),
-        ("/v1/completions/x", None),
+        ("/v1/completions/x", Path.COMPLETION),
+        ("/v1/chat/completions/x", Path.CHAT_COMPLETION),
+        ("/v1/chat/x", None),
     ],
 )
 def test_a_request_is_counted_under_the_path_that_answers_it(requested: str, path: Path | None) -> None:

@@ -46,6 +46,9 @@ class Network:
         self._bridge = f"sa{os.getpid()}"
         self.hosts: dict[str, Host] = {}
         self._numbers: dict[str, int] = {}
+        for each in Path("/sys/class/net").glob("sa[0-9]*"):  # of a test that was killed; its hosts died with it
+            if each.name[2:].isdecimal() and not psutil.pid_exists(int(each.name[2:])):
+                run("ip", "link", "delete", each.name)
         run("ip", "link", "add", self._bridge, "type", "bridge")
         run("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
         run("ip", "link", "set", self._bridge, "up")
@@ -105,16 +108,19 @@ class Host:
         return self.folder / "tmp" / "home"
 
     def processes(self) -> list[psutil.Process]:
-        """All of them, as the test sees them."""
-        ours = os.readlink(f"/proc/{self.pid}/ns/net")
-        found = []
+        """All of them, as the test sees them; none of a host that was killed."""
+        ours, found = self._network_of(self.pid), []
         for each in psutil.process_iter(["cmdline"]):
-            try:
-                if os.readlink(f"/proc/{each.pid}/ns/net") == ours:
-                    found.append(each)
-            except OSError:
-                continue
+            if ours and self._network_of(each.pid) == ours:
+                found.append(each)
         return found
+
+    @staticmethod
+    def _network_of(pid: int) -> str:
+        try:
+            return os.readlink(f"/proc/{pid}/ns/net")
+        except OSError:
+            return ""
 
     def set_link(self, *, is_up: bool) -> None:
         """Pull its cable, or plug it in: what is down loses every packet, and nobody is told."""

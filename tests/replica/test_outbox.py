@@ -20,7 +20,7 @@ from serve_app.core.delta import (
 )
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
-from serve_app.core.request import Recording
+from serve_app.core.recording import Recording
 from serve_app.replica.delivery import Outbox
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=3)
@@ -186,3 +186,13 @@ async def test_a_frame_tells_of_each_flow_once_and_of_none_that_had_nothing_sinc
     assert {each.flow: each.completion_tokens for each in first.load.spent} == {"f0": 27, "f1": 28, "f2": 29}
     outbox.put([Delta(request_id="r", sample=0)], Load(spent=(Spent(flow="f1", completion_tokens=40),)))
     assert [each.flow for each in (await anext(frames)).load.spent] == ["f1"]
+
+
+async def test_other_adapters_on_the_card_are_told_once_in_a_frame_of_their_own() -> None:
+    outbox = Outbox(4)
+    outbox.tell(7)
+    frames = outbox.frames()
+    first = await anext(frames)
+    assert (first.deltas, first.adapters_revision) == ((), 7)
+    outbox.put([Delta(request_id="r", sample=0)], Load())
+    assert (await anext(frames)).adapters_revision == 0

@@ -15,11 +15,11 @@ from serve_app.core.errors import ReplicaLost
 from serve_app.core.ledger import News
 from serve_app.core.request import GenerationRequest
 from serve_app.router.discovery import Deployed, Discovery, Sighting
+from tests.fakes import model_card
 
 
 def card(replica_id: str, model: str = "demo") -> ReplicaCard:
-    model_card = ModelCard(name=model, root="", created=0, max_model_len=64, vocab_size=8)
-    return ReplicaCard(replica_id=replica_id, model=model_card)
+    return ReplicaCard(replica_id=replica_id, model=model_card(model))
 
 
 class Way:
@@ -98,8 +98,8 @@ class Table:
     def remove(self, replica_id: str) -> None:
         del self.backends[replica_id]
 
-    def rest(self, model: str, *, is_asleep: bool) -> None:
-        self.asleep = self.asleep | {model} if is_asleep else self.asleep - {model}
+    def rest(self, model: str, card: ModelCard | None) -> None:
+        self.asleep = self.asleep - {model} if card is None else self.asleep | {card.name}
 
     def is_done_with(self, replica_id: str) -> bool:
         return replica_id in self.done
@@ -249,7 +249,7 @@ async def test_a_model_that_was_scaled_to_zero_is_asleep_until_a_replica_answers
     discovery, table = discovery_of(cluster)
     await discovery.look()
     assert table.asleep == set()
-    cluster.answers["demo"] = Sighting(cards=(), is_complete=True, is_asleep=True)
+    cluster.answers["demo"] = Sighting(cards=(), is_complete=True, asleep=model_card("demo"))
     await discovery.look()
     assert (table.asleep, table.backends) == ({"demo"}, {})
     cluster.answers["demo"] = seen("b")
@@ -264,7 +264,24 @@ async def test_a_sleeping_models_idle_replica_is_called_no_more_and_a_busy_one_k
     discovery, table = discovery_of(cluster)
     await discovery.look()
     table.done = {"a"} if is_done else set()
-    cluster.answers["demo"] = Sighting(cards=(), is_complete=True, is_asleep=True)
+    cluster.answers["demo"] = Sighting(cards=(), is_complete=True, asleep=model_card("demo"))
     await discovery.look()
     await discovery.look()
     assert cluster.hellos == ([] if is_done else ["a"])
+
+
+async def test_it_looks_at_once_when_it_is_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.router.discovery.PERIOD_S", 3600.0)
+    cluster = TownCluster(demo=seen("a"))
+    discovery, table = discovery_of(cluster)
+    running = asyncio.create_task(discovery.run())
+    try:
+        async with asyncio.timeout(60):
+            while "a" not in table.backends:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            cluster.answers["demo"] = seen("a", "b")
+            discovery.hurry()
+            while "b" not in table.backends:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    finally:
+        running.cancel()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from serve_app.core.delta import Delta
-from serve_app.router.run import Event, Inbox
+from serve_app.router.inbox import Event, Inbox
 
 
 def event(number: int, part: int = 0) -> Event:

@@ -25,10 +25,10 @@ from serve_app.api.responses import (
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.router.chat import ChatComposer
 from serve_app.router.fleet import Fleet
+from serve_app.router.inbox import Event
 from serve_app.router.message import writing_of
 from serve_app.router.render import Composer, StreamRenderer, collect, completion_renderer
 from serve_app.router.router import Router
-from serve_app.router.run import Event
 from serve_app.router.stats import RunStats
 from tests.fakes import EOS, FakeBackend, model_card
 from tests.parsing import parse_completion, parse_request

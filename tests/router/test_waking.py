@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import httpx
 import pytest
 
+from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ModelLoading, Unavailable
 from serve_app.http.app import build_app
 from serve_app.router import waking
 from serve_app.router.admission import Admission, AdmissionSettings
 from serve_app.router.fleet import Fleet
+from serve_app.router.published_sources import MemorySource
+from serve_app.router.publishing import Publishing
 from serve_app.router.router import Router
 from serve_app.router.waking import Waker
+from serve_app.tenants.published import Change
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card, settle
+
+CONFIGURED = ModelCard(name="sleepy", root="models/sleepy", created=0, max_model_len=0, vocab_size=0)
 
 
 class Bed:
@@ -32,7 +39,7 @@ class Bed:
         self.router = Router(self.fleet, admission=self.admission, waker=self.waker)
         self.put("awake")
         self.fleet.expect(["awake", "sleepy"])
-        self.fleet.rest("sleepy", is_asleep=True)
+        self.fleet.rest("sleepy", CONFIGURED)
 
     def put(self, name: str) -> None:
         backend = FakeBackend(replica_card(f"replica-of-{name}", model_card(name, adapter_card("sql"))))
@@ -72,6 +79,23 @@ async def test_a_sleeping_model_is_listed_and_counts_as_healthy(bed: Bed) -> Non
     assert bed.woken == []
 
 
+async def test_a_sleeping_model_that_was_never_seen_is_listed_as_it_is_configured_and_published(bed: Bed) -> None:
+    configured = replace(CONFIGURED, max_model_len=256, adapters=(adapter_card("old", ""), adapter_card("sql", "")))
+    source = MemorySource()
+    publishing = Publishing(bed.fleet, source)
+    for name in ("sql", "live"):
+        await source.change_adapters(Change(action="publish", base="sleepy", name=name, version=f"{name}-1"))
+    await source.change_adapters(Change(action="withdraw", base="sleepy", name="old", served=("", "")))
+    publishing.rest("sleepy", configured)
+    async with bed.client() as client:
+        listed = {each["id"]: each for each in (await client.get("/v1/models")).json()["data"]}
+        assert [each for each in listed if "awake" not in each] == ["sleepy", "sleepy:live", "sleepy:sql", "fast"]
+        assert [listed[f"sleepy:{name}"]["version"] for name in ("live", "sql")] == ["live-1", "sql-1"]
+        assert (listed["sleepy"]["root"], listed["sleepy"]["max_model_len"]) == ("models/sleepy", 256)
+        publishing.rest("sleepy", None)
+        assert (await client.get("/live")).json()["asleep"] == []
+
+
 async def test_a_model_that_fell_asleep_is_listed_as_it_was(bed: Bed) -> None:
     async with bed.client() as client:
         bed.put("sleepy")
@@ -85,7 +109,7 @@ async def test_a_service_whose_models_all_sleep_is_healthy() -> None:
     fleet = Fleet("router-0")
     fleet.expect(["sleepy"])
     assert (fleet.is_ready, fleet.loading) == (False, ["sleepy"])
-    fleet.rest("sleepy", is_asleep=True)
+    fleet.rest("sleepy", CONFIGURED)
     assert (fleet.is_ready, fleet.loading) == (True, [])
     fleet.expect(["sleepy"], failed=["sleepy"])
     assert (fleet.is_ready, list(fleet.asleep)) == (False, [])

@@ -30,6 +30,7 @@ def test_what_is_told_of_a_tenant_is_read_as_the_same_tenant() -> None:
             cors_origins=tuple(dice.sample(["*", "https://a.example", "http://b:8"], k=dice.randrange(3))),
             cache_group=dice.choice([None, "lab"]),
             log_texts=dice.choice([0.0, 0.25, 1.0]),
+            resumes=dice.choice([True, False]),
         )
         assert tenant_from(told_of(tenant)) == tenant
 
@@ -73,6 +74,7 @@ def test_the_description_for_clients_has_the_same_fields() -> None:
         ({"name": "a", "cors_origins": ["https://*.a"]}, "cors_origins must"),
         ({"name": "a", "cache_group": "a b"}, "cache_group must"),
         ({"name": "a", "log_texts": 1.1}, "log_texts must"),
+        ({"name": "a", "resumes": 1}, "resumes must be true or false"),
         ({"name": "a", "log_texts": -0.1}, "log_texts must"),
         ({"name": "a", "log_texts": True}, "log_texts must"),
         ({"name": "a", "log_texts": float("nan")}, "log_texts must"),

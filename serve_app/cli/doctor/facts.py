@@ -73,6 +73,7 @@ class Facts:
     """Everything at one moment. What could not be seen is empty or None, and no check takes that for sound or ill.
 
     file:        name of the cluster file;  content: what it says;  complaints: errors that the check has of it
+    sources:     warnings that the check has of places from which adapters are read
     url:         where the service was asked; None where nothing answered there
     port:        that the file says
     environment: that the cluster was started with
@@ -93,6 +94,7 @@ class Facts:
     file: str = "cluster.yaml"
     content: Mapping[str, Any] = field(default_factory=dict)
     complaints: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     url: str | None = None
     port: int = 8000
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from serve_app.tenants.opening import Inspection, inspect_store
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 SESSION = "session_"
 """What the names of Ray's sessions begin with; the core processes of one have it in their commands."""
+SOURCES = re.compile(r"\.adapter_roots\[|\.args\.adapters: ")
+"""What `serve_app check` calls the places of adapters."""
 MAX_PICKLES = 8
 AUDIT_TIMEOUT_S = 60
 
@@ -54,10 +57,12 @@ def gather(file: str, *, url: str | None = None) -> Facts:
     key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
     answers = answers_of(asked, key)
     place, was_fetched = tried(asked, key) if answers else (None, False)
+    told = check_file(file, environment=environment).lines
     return Facts(
         file=file,
         content=content,
-        complaints=tuple(line for line in check_file(file, environment=environment).lines if ": error: " in line),
+        complaints=tuple(line for line in told if ": error: " in line),
+        sources=tuple(line for line in told if ": warning: " in line and SOURCES.search(line)),
         url=asked if answers else None,
         port=address.port,
         environment=environment,

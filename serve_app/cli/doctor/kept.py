@@ -174,6 +174,12 @@ def check_models(facts: Facts) -> Iterator[Verdict]:
         )
 
 
+def check_sources(facts: Facts) -> Iterator[Verdict]:
+    """Adapters can be read on this machine from where they may come."""
+    for line in facts.sources:
+        yield warning(line, "Install or bring back what is named: until then no adapter can come from there.")
+
+
 def check_debug(facts: Facts) -> Iterator[Verdict]:
     """Switches that are for a developer's own machine."""
     for name, effect in DEBUG_SWITCHES.items():

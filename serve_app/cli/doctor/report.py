@@ -97,6 +97,7 @@ CHECKS = (
     Check(kept.check_texts, "no tenant's prompts are logged"),
     Check(kept.check_limits, "one request is bounded as usual"),
     Check(kept.check_models, "no pickled objects beside weights"),
+    Check(kept.check_sources, "adapters can be read from where they may come"),
     Check(kept.check_debug, "no developer's switch is on", needs_service=True),
     Check(kept.check_dumps, "a crash leaves no memory behind", needs_service=True),
     Check(kept.check_versions, "no version with a known hole"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -66,6 +67,12 @@ class Part:
     stacks: Mapping[int, Stack]
 
 
+def entries_per_rank(frame: Tensor) -> int:
+    """Return the numbers that one rank of a change takes to a weight of that frame."""
+    *experts, outputs, inputs = frame.shape
+    return math.prod(experts) * (outputs + inputs)
+
+
 def new_stack(num_places: int, rank: int, frame: Tensor) -> Stack:
     """Places that change nothing, for a weight [out, in] of such a size and type, or one of [experts, out, in]."""
     *experts, outputs, inputs = frame.shape
@@ -102,11 +109,17 @@ class Shelf:
     def num_bytes(self) -> int:
         return sum(stack.num_bytes for stack in tuple(self.stacks.values()))
 
-    def put(self, weights: Mapping[str, LowRank]) -> int:
-        """Take the lowest free place, fill it, and return it."""
+    def put(self, weights: Mapping[str, LowRank], room: int | None = None) -> int:
+        """Take the lowest free place, fill it, and return it.
+
+        room: bytes that all places may take before further ones are made at once for later; None does not bound them
+        """
         place = next(place for place in range(self._capacity + 1) if place not in self._taken)
         if place == self._capacity:
-            self._resize(max(1, min(2 * self._capacity, self._most)))
+            frames = [self._weights[name] for name in {*self.stacks, *weights}]
+            per_place = self.rank * sum(entries_per_rank(frame) * frame.itemsize for frame in frames)
+            doubled = max(1, min(2 * self._capacity, self._most))
+            self._resize(doubled if room is None or doubled * per_place <= room else place + 1)
         for name in weights.keys() - self.stacks.keys():
             self.stacks[name] = new_stack(self._capacity, self.rank, self._weights[name])
             self.num_changes += 1

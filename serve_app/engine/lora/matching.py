@@ -193,15 +193,13 @@ class Matcher:
         PEFT need not be imported for it, which takes seconds.
         """
         wanted, others = config.get("target_modules"), config.keys() - _MAKING - _PLAIN
-        is_list = isinstance(wanted, list) and all(isinstance(each, str) for each in wanted)
+        are_names = isinstance(wanted, list) and all(isinstance(each, str) for each in wanted)
+        ends: set[str] = set(wanted or ()) if are_names else set()
         is_one = {"r", "lora_alpha"} <= config.keys() and not any(config[name] for name in others)
-        if self.converts or not is_list or not is_one:
+        if self.converts or not is_one or config.get("init_lora_weights", True) is not True:
             return None
-        if config.get("init_lora_weights", True) is not True:
-            return None
-        ends, head = set(wanted), head_name(self.shapes)
         found = {name: each for name, each in self.shapes.named_modules() if not ends.isdisjoint(_ends(name))}
-        is_plain = head not in found and all(type(each) is nn.Linear for each in found.values())
+        is_plain = head_name(self.shapes) not in found and all(type(each) is nn.Linear for each in found.values())
         if not is_plain or not ends or ends != {end for name in found for end in _ends(name)} & ends:
             return None
         rank, alpha = _rank("r", config["r"]), _alpha("lora_alpha", config["lora_alpha"])

@@ -9,7 +9,6 @@ and routers the adapted rows are computed apart, mix by mix.
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weights
-from serve_app.engine.lora.buckets import MIN_RANK, Shelf, Stack, shelf_rank
+from serve_app.engine.lora.buckets import MIN_RANK, Shelf, Stack, entries_per_rank, shelf_rank
 from serve_app.engine.lora.matching import Target, head_name
 from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step
 from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, ShelfTiles, lay_rows, lay_tiles, make_plan
@@ -136,7 +135,7 @@ class AdapterBank:
         changes = adapter.changes.values()
         frames = [self._frames.get(each.target.name) for each in changes]
         entries = [
-            each.num_entries_per_rank if frame is None else _entries_per_rank(frame)
+            each.num_entries_per_rank if frame is None else entries_per_rank(frame)
             for each, frame in zip(changes, frames, strict=True)
         ]
         return shelf_rank(adapter.rank) * sum(entries) * self._dtype.itemsize
@@ -147,7 +146,11 @@ class AdapterBank:
 
     @property
     def num_bytes(self) -> int:
-        """What the shelves take, in the memory of the model's device; may be read by any thread."""
+        """What the shelves take, in the memory of the model's device; may be read by any thread.
+
+        Free places and what only a neighbour on the shelf changes count, too. So it may exceed `max_bytes` after
+        adapters of other ranks or modules have left, until their shelf is empty.
+        """
         return sum(shelf.num_bytes for shelf in tuple(self._shelves.values()))
 
     @property
@@ -191,7 +194,9 @@ class AdapterBank:
                 self._free(each)
             try:
                 weights = self._read(adapter)
-                place = self._shelves[rank].put(weights)
+                shelf = self._shelves[rank]
+                room = None if self.max_bytes is None else self.max_bytes - self.num_bytes + shelf.num_bytes
+                place = shelf.put(weights, room)
                 self._places[slot] = (rank, place)
                 has_gain = self._put_gains(slot, weights)
             finally:
@@ -356,12 +361,6 @@ def _frame(target: Target, module: nn.Module) -> Tensor:
         return frame_of(module)
     parameter: Tensor = getattr(module, target.parameter)
     return parameter.mT if target.experts is not None and module.is_transposed else parameter
-
-
-def _entries_per_rank(frame: Tensor) -> int:
-    """Return the numbers that one rank of a change takes to a weight of that frame."""
-    *experts, outputs, inputs = frame.shape
-    return math.prod(experts) * (outputs + inputs)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -3,6 +3,7 @@
 const ROOT = new URL(location.pathname.replace(/\/console\/*$/, "/"), location.origin);
 const KEPT = "serve_app.key";
 const NO_ANSWER = new Set([502, 504]);
+const BROKEN = "The connection to the service was lost. What had arrived is still here.";
 
 export const signals = new EventTarget();
 
@@ -45,9 +46,33 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
   return await said(response);
 }
 
-/** The data of each event of a stream, as text. Raises Refused, Lost. */
+const PAUSES_MS = [200, 500, 1000, 2000, 4000];
+
+/** The data of each event of a stream, as text. What breaks off is fetched behind what came. Raises Refused, Lost. */
 export async function* listen(path, { method = "GET", body, signal } = {}) {
-  const response = await open(path, { method, body, signal, accept: "text/event-stream" });
+  let asked = { path, method, body };
+  for (let attempt = 0; ; attempt += 1) {
+    try {
+      for await (const { data, id } of events(asked.path, { ...asked, signal, lastId: asked.lastId })) {
+        if (id && method === "POST" && data.startsWith("{")) {
+          const named = asked.named ?? JSON.parse(data).id;
+          asked = { path: `${path}/${named}`, method: "GET", named, lastId: id };
+        }
+        yield data;
+        if (data === "[DONE]") return;
+      }
+      if (!asked.lastId) return;
+      throw new Lost(BROKEN);
+    } catch (error) {
+      const mayComeBack = error instanceof Lost || error.status === 503;
+      if (!asked.lastId || !mayComeBack || attempt >= PAUSES_MS.length) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, PAUSES_MS[attempt]));
+  }
+}
+
+async function* events(path, { method, body, signal, lastId }) {
+  const response = await open(path, { method, body, signal, lastId, accept: "text/event-stream" });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
@@ -57,8 +82,10 @@ export async function* listen(path, { method = "GET", body, signal } = {}) {
       const pieces = (rest + value).split("\n\n");
       rest = pieces.pop();
       for (const piece of pieces) {
-        const lines = piece.split("\n").filter((line) => line.startsWith("data:"));
-        if (lines.length) yield lines.map((line) => line.slice(5).trim()).join("\n");
+        const lines = piece.split("\n");
+        const of = (field) => lines.filter((line) => line.startsWith(field)).map((line) => line.slice(field.length).trim());
+        const data = of("data:");
+        if (data.length) yield { data: data.join("\n"), id: of("id:").at(-1) };
       }
     }
   } finally {
@@ -113,8 +140,9 @@ async function look() {
   }
 }
 
-async function open(path, { method, body, signal, accept = "application/json" }) {
+async function open(path, { method, body, signal, lastId, accept = "application/json" }) {
   const headers = { accept };
+  if (lastId) headers["last-event-id"] = lastId;
   if (session.key) headers.authorization = `Bearer ${session.key}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   const sent = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
@@ -142,5 +170,5 @@ function broken(error, signal) {
   if (signal?.aborted || error.name === "AbortError") throw error;
   hasFailed = true;
   wake();
-  throw new Lost("The connection to the service was lost. What had arrived is still here.", { cause: error });
+  throw new Lost(BROKEN, { cause: error });
 }

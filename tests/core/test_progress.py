@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport, TokenLogprob
 from serve_app.core.names import ModelRef
+from serve_app.core.progress import Progress
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest, LogprobParams
-from serve_app.router.progress import Progress
 
 
 def asked(*, n: int = 1, logprobs: LogprobParams | None = None) -> GenerationRequest:

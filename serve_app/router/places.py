@@ -1,0 +1,134 @@
+"""How much of a stream its client has: told by the id of each event, and read from `Last-Event-ID`.
+
+An id has an entry for each choice, between commas, of those up to the last one that has begun. `57.14` are 57
+characters of text that 14 tokens gave, as the engine told them, and not as they are shown; `57.14.13` are 13 entries of
+log-probabilities, too. Behind an `e` the choice has ended, but for as many events as a number there says. A number
+behind `~` counts events behind the last choice. So an id means the same to every router, however each of them makes
+events of what it is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from serve_app.api.error_text import shown
+from serve_app.core.errors import InvalidRequest
+from serve_app.core.progress import Place, before, behind
+from serve_app.router.inbox import Event
+
+NAME = "Last-Event-ID"
+ENTRY = re.compile(r"(?:(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9}))?)?(?:(e)(\d{1,2})?)?)?", re.ASCII)
+BEHIND = re.compile(r"\d{1,2}", re.ASCII)
+MAX_CHARS = 1 << 16
+
+
+class Places:
+    """Writes the ids of one response's events."""
+
+    def __init__(self, num_choices: int) -> None:
+        self._at: list[Place] = [(0, 0, 0)] * num_choices
+        self._entries = [""] * num_choices
+
+    def begin(self, index: int) -> None:
+        """Note that a choice has begun, and has nothing yet."""
+        self._entries[index] = self._entries[index] or "0"
+
+    def advance(self, event: Event) -> None:
+        """Note what comes with an event."""
+        delta, (tokens, chars, logprobs) = event.delta, self._at[event.index]
+        tokens, chars = tokens + len(delta.token_ids), chars + len(delta.text)
+        logprobs += len(delta.logprobs)
+        self._at[event.index] = tokens, chars, logprobs
+        entry = f"{chars}.{tokens}.{logprobs}" if logprobs else f"{chars}.{tokens}"
+        self._entries[event.index] = entry if delta.finish is None else entry + "e"
+
+    def line(self, index: int | None = None, *, num_left: int = 0, num_behind: int = 0) -> bytes:
+        """Return the line of an event. num_left: that belong to the same end of this choice, and come behind it"""
+        entries = self._entries
+        if index is not None and num_left:
+            entries = [*entries]
+            entries[index] += str(num_left)
+        text = ",".join(entries).rstrip(",")
+        return f"id: {text}~{num_behind}\n".encode() if num_behind else f"id: {text}\n".encode()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Choice:
+    """What a client has of one choice. num_left: events of its end that it lacks"""
+
+    place: Place
+    has_ended: bool
+    num_left: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a client has of a stream, by choice. num_behind: events behind the last choice"""
+
+    choices: Mapping[int, _Choice] = field(default_factory=dict)
+    num_behind: int = 0
+
+
+def read_places(text: str, num_choices: int) -> Seen:
+    """Read a `Last-Event-ID`; "" is from the beginning. Raises InvalidRequest."""
+    of_choices, mark, of_tail = text.partition("~")
+    entries = [ENTRY.fullmatch(each) for each in of_choices.split(",", num_choices)] if len(text) <= MAX_CHARS else []
+    if not (0 < len(entries) <= num_choices) or None in entries or (mark and not BEHIND.fullmatch(of_tail)):
+        must = "be the id of an event of this stream, or be left out for all of it"
+        raise InvalidRequest.refusing(NAME, must=must, found=shown(text))
+    choices = {}
+    for index, found in enumerate(entries):
+        if found is not None and found[0]:
+            chars, tokens, logprobs = (int(each or 0) for each in found.groups()[:3])
+            choices[index] = _Choice(
+                place=(tokens, chars, logprobs), has_ended=bool(found[4]), num_left=int(found[5] or 0)
+            )
+    return Seen(choices=choices, num_behind=int(of_tail or 0))
+
+
+class Identified(Protocol):
+    """Writes the events of a run in pieces, each an event of the stream."""
+
+    def pieces(self, event: Event) -> Sequence[bytes]: ...
+
+    def tail_pieces(self) -> Sequence[bytes]: ...
+
+
+class Rest:
+    """Writes what a client lacks of a stream that is told from its beginning."""
+
+    def __init__(self, renderer: Identified, seen: Seen) -> None:
+        self._renderer = renderer
+        self._unseen = dict(seen.choices)
+        self._num_behind = seen.num_behind
+
+    def chunks(self, event: Event) -> bytes:
+        """Return what this event allows to be sent, if anything."""
+        choice = self._unseen.get(event.index)
+        if choice is None:
+            return b"".join(self._renderer.pieces(event))
+        delta = event.delta
+        if choice.has_ended:
+            pieces = self._renderer.pieces(event)
+            return b"".join(pieces[len(pieces) - choice.num_left :]) if delta.finish is not None else b""
+        at = choice.place
+        self._renderer.pieces(replace(event, delta=before(delta, at)))
+        rest = replace(behind(delta, at), prompt=None)
+        tokens, chars, logprobs = at
+        choice.place = left = (
+            max(0, tokens - len(delta.token_ids)),
+            max(0, chars - len(delta.text)),
+            max(0, logprobs - len(delta.logprobs)),
+        )
+        if left != (0, 0, 0) and delta.finish is None:
+            return b""
+        del self._unseen[event.index]
+        has_more = rest.text or rest.token_ids or not rest.is_bare
+        return b"".join(self._renderer.pieces(replace(event, delta=rest))) if has_more else b""
+
+    def tail(self) -> bytes:
+        """Return what ends the stream."""
+        return b"".join(self._renderer.tail_pieces()[self._num_behind :])

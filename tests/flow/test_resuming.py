@@ -1,0 +1,174 @@
+"""Who may fetch a stream anew, for how long, what becomes of the one that had it, and what it counts as."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+from sqlalchemy import text
+
+from serve_app.core.request import Kept
+from serve_app.core.tenants import Identity, Meter, Tenant
+from serve_app.http.app import build_app
+from serve_app.http.guard import Door
+from serve_app.http.settings import HttpSettings
+from serve_app.router.fleet import Fleet
+from serve_app.router.router import Router
+from tests.fakes import FakeBackend, settle
+from tests.flow.bookkeeping import TENANTS, FakeAccounts, House, backend, house
+from tests.flow.test_ledger import accounts, sums  # noqa: F401
+
+ASKED = {"model": "tiny", "prompt": "a b c", "max_tokens": 12, "stream": True}
+EVENTS = {"accept": "text/event-stream"}
+
+
+ACME = Tenant(name="acme")
+
+
+def app_of(tenant: Tenant = ACME, seconds: float = 60.0) -> tuple[httpx.AsyncClient, Fleet, FakeBackend]:
+    """A router that knows everybody's key, and a replica."""
+    fleet, replica = Fleet("router-0"), backend(0)
+    fleet.put(replica.card, replica)
+    door = Door(identify=lambda key: Identity(tenant=tenant, key_id=f"key {key}"))
+    app = build_app(Router(fleet), HttpSettings(resume_s=seconds), door=door)
+    client = httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://flow", headers={"x-api-key": "a"}
+    )
+    return client, fleet, replica
+
+
+def shown(response: httpx.Response) -> str:
+    """The text of a stream."""
+    lines = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: {")]
+    return "".join(choice["text"] for line in lines for choice in json.loads(line)["choices"])
+
+
+def kept_of(replica: FakeBackend) -> Kept:
+    kept = replica.submissions[-1][0].kept
+    assert kept is not None
+    return kept
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    made, fleet, _ = app_of()
+    yield made
+    await made.aclose()
+    await fleet.close()
+
+
+async def test_ids_come_to_who_reads_events_and_to_nobody_else(client: httpx.AsyncClient) -> None:
+    plain = (await client.post("/v1/completions", json=ASKED)).text
+    assert all(block.startswith("data: ") for block in plain.split("\n\n")[:-1])
+    events = (await client.post("/v1/completions", json=ASKED, headers=EVENTS)).text
+    assert all(block.startswith("id: ") for block in events.split("\n\n")[:-1])
+    for path in ("/completion", "/v1/responses"):
+        asked = {**ASKED, "input": "a"} if "responses" in path else {**ASKED, "n_predict": 2}
+        response = await client.post(path, json=asked, headers=EVENTS)
+        assert "id: " not in [line[:4] for line in response.text.splitlines()]
+
+
+async def test_a_stream_is_for_the_key_that_asked_for_it(client: httpx.AsyncClient) -> None:
+    first = await client.post("/v1/completions", json=ASKED)
+    named = first.text.split('"id":"')[1].split('"')[0]
+    again = await client.get(f"/v1/completions/{named}")
+    assert shown(again) == shown(first)
+    other = await client.get(f"/v1/completions/{named}", headers={"x-api-key": "b"})
+    unknown = await client.get("/v1/completions/cmpl-none", headers={"x-api-key": "b"})
+    assert (other.status_code, other.json()["error"]["type"]) == (404, "not_found_error")
+    assert other.text.replace(named, "cmpl-none") == unknown.text
+    assert "resume_s" in other.text
+    assert (await client.head(f"/v1/completions/{named}")).status_code == 405
+
+
+@pytest.mark.parametrize("last_id", ["x", "1.2.3.4", "5,5", "5~", "-1", "5" * 20, "5" * 100_000, "5~x", "٣"])
+async def test_what_is_no_id_of_the_stream_is_refused(client: httpx.AsyncClient, last_id: str) -> None:
+    first = await client.post("/v1/completions", json=ASKED)
+    named = first.text.split('"id":"')[1].split('"')[0]
+    refused = await client.get(f"/v1/completions/{named}", headers={"last-event-id": last_id.encode()})  # type: ignore[dict-item]
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")
+
+
+async def test_nothing_is_kept_where_the_operator_or_the_tenant_turned_it_off() -> None:
+    for tenant, seconds in ((Tenant(name="acme", resumes=False), 60.0), (ACME, 0.0)):
+        client, fleet, replica = app_of(tenant, seconds)
+        await client.post("/v1/completions", json=ASKED, headers=EVENTS)
+        assert replica.submissions[-1][0].kept is None
+        await fleet.close()
+
+
+async def test_what_is_kept_is_forgotten_in_time_and_gives_way_to_what_is_newer() -> None:
+    client, fleet, replica = app_of(seconds=1000)
+    now = 0.0
+    replica.keeping._clock = lambda: now  # type: ignore[attr-defined]
+    for _ in range(3):
+        await client.post("/v1/completions", json=ASKED)
+    card, named = replica.keeping.card, kept_of(replica).id
+    assert card.num_streams == 3
+    replica.keeping._max_bytes = card.num_bytes  # type: ignore[attr-defined]
+    await client.post("/v1/completions", json=ASKED)
+    assert replica.keeping.card == replace(card, num_forgotten=1)
+    now = 999.0
+    assert (await client.get(f"/v1/completions/{named}")).status_code == 200
+    now = 1999.0
+    assert (await client.get(f"/v1/completions/{named}")).status_code == 404
+    assert replica.keeping.card.num_bytes == 0
+    await fleet.close()
+
+
+async def begun(first: House, stepped: FakeBackend, num_steps: int) -> Kept:
+    """A stream that has come so far."""
+    first.ask("acme", stream=True)
+    while not stepped.num_live:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(num_steps):
+        stepped.step()
+        await settle(100)
+    return kept_of(stepped)
+
+
+async def stepped_to_the_end(stepped: FakeBackend, task: asyncio.Task[httpx.Response]) -> httpx.Response:
+    while not task.done():
+        stepped.step()
+        await asyncio.sleep(0)
+    return task.result()
+
+
+@pytest.mark.law("Exactly once")
+@pytest.mark.parametrize("end", ["left", "taken", "killed", "late"])
+async def test_a_stream_that_is_fetched_elsewhere_is_one_row_and_counts_once(
+    accounts: FakeAccounts,  # noqa: F811
+    end: str,
+) -> None:
+    stepped = backend(0, is_stepped=True)
+    first, second = house(accounts, [stepped], "router-0"), house(accounts, [stepped], "router-1")
+    kept = await begun(first, stepped, 5)
+    if end != "taken":
+        first.tasks[0].cancel()
+        await asyncio.gather(*first.tasks, return_exceptions=True)
+    if end == "left":
+        await first.accounting.ledger_writer.flush()
+    get = second.client.get(f"/v1/completions/{kept.id}", headers={"x-api-key": "acme"})
+    answer = await stepped_to_the_end(stepped, asyncio.create_task(get))
+    assert (answer.status_code, shown(answer)) == (200, "".join(f" p0s0w{at}" for at in range(12)))
+    await second.accounting.ledger_writer.flush()
+    if end == "taken":
+        told = await first.tasks[0]
+        assert isinstance(told, httpx.Response)
+        assert told.text.count('"stream_resumed"') == 1
+    if end != "killed":
+        await first.accounting.ledger_writer.flush()
+    with accounts.store.engine.connect() as connection:
+        rows = connection.execute(text("SELECT status, prompt_tokens, completion_tokens, choices FROM ledger")).all()
+    assert [tuple(row) for row in rows] == [(200, 3, 12, 1)]
+    found = sums(accounts, tenant="acme")
+    assert (found["requests"], found["prompt_tokens"], found["completion_tokens"]) == (1, 3, 12)
+    assert found["cost"] == 3 * 1000 + 12 * 2000
+    kept_of_limits = [each.accounting.quotas._account(TENANTS["acme"]).statement() for each in (first, second)]
+    assert sum(each.used[Meter.TOKENS] for each in kept_of_limits) == 15
+    await first.kill()
+    await second.kill()
