@@ -7,23 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from serve_app.catalog.adapters import WEIGHTS, read_records
-from serve_app.catalog.defaults import chat_templates_of
+from serve_app.catalog.adapters import CONFIG, WEIGHTS, read_adapter, read_records
+from serve_app.catalog.defaults import chat_templates_of, read_default_sampling
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.models import locate_model, read_model_folder
 from serve_app.check.document import Finding, Path, Severity
 from serve_app.deployments.arguments import ModelArgs
 from serve_app.deployments.loading import default_sampling_of, embedding_form_of, engine_config
-
-if TYPE_CHECKING:
-    from serve_app.core.cards import AdapterRecord
-    from serve_app.engine.lora.adapter import Adapter
-
-
-from typing import TYPE_CHECKING
-
-from serve_app.catalog.adapters import CONFIG, read_adapter
-from serve_app.catalog.defaults import read_default_sampling
 
 if TYPE_CHECKING:
     from serve_app.core.cards import AdapterRecord

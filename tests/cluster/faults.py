@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -31,6 +32,9 @@ class Streamed:
     text: str = ""
     errors: list[dict[str, Any]] = field(default_factory=list)
     is_done: bool = False
+    id: str = ""
+    last_id: str = ""
+    num_fetched: int = 0
 
 
 def body(number: int, *, stream: bool) -> dict[str, Any]:
@@ -55,19 +59,48 @@ async def plain(client: httpx.AsyncClient, number: int) -> str:
 async def streamed(client: httpx.AsyncClient, number: int, seen: Streamed | None = None) -> Streamed:
     """Read to the end. Raises what httpx raises where the connection was cut.  seen: is told what comes, as it comes"""
     seen = Streamed() if seen is None else seen
-    async with client.stream("POST", "/v1/completions", json=body(number, stream=True)) as response:
+    await _read(client.stream("POST", "/v1/completions", json=body(number, stream=True)), seen)
+    return seen
+
+
+async def fetched(client: httpx.AsyncClient, number: int, seen: Streamed) -> Streamed:
+    """Read to the end, and fetch the rest where the connection is cut, as soon as anybody answers."""
+    events = {"accept": "text/event-stream"}
+    reading = client.stream("POST", "/v1/completions", json=body(number, stream=True), headers=events)
+    deadline = time.monotonic() + REPLACED_TIMEOUT_S
+    while not seen.is_done:
+        with suppress(httpx.TransportError):
+            await _read(reading, seen)
+        if not seen.is_done:
+            assert time.monotonic() < deadline, f"seen last: {seen}"
+            await asyncio.sleep(0.1)
+            seen.num_fetched += 1
+            headers = events | {"last-event-id": seen.last_id}
+            reading = client.stream("GET", f"/v1/completions/{seen.id}", headers=headers)
+    return seen
+
+
+async def _read(reading: AbstractAsyncContextManager[httpx.Response], seen: Streamed) -> None:
+    """Read what comes. A router that is just there may have no replicas yet."""
+    async with reading as response:
+        if response.status_code in (502, 503, 504) or (response.status_code == 404 and seen.id):
+            return
         assert response.status_code == 200, await response.aread()
+        last_id = ""
         async for line in response.aiter_lines():
+            if line.startswith("id: "):
+                last_id = line.removeprefix("id: ")
             data = line.removeprefix("data: ")
             if not line.startswith("data: "):
                 continue
+            seen.last_id = last_id
             if data == "[DONE]":
                 seen.is_done = True
             elif "error" in (chunk := json.loads(data)):
                 seen.errors.append(chunk["error"])
             else:
+                seen.id = chunk["id"]
                 seen.text += "".join(choice["text"] for choice in chunk["choices"])
-    return seen
 
 
 def cards() -> list[ReplicaCard]:
@@ -106,11 +139,11 @@ def _are_all_running(num_requests: int) -> Callable[[Sequence[int]], bool]:
     return lambda found: len(found) == 2 and min(found) > 0 and sum(found) == num_requests
 
 
-def signal_a_replica(number: signal.Signals) -> int:
+def signal_a_replica(number: signal.Signals, application: str = "demo", deployment: str = "Model") -> int:
     """Send it to the process of one of them; returns its process id."""
     from ray.serve.context import _get_global_client  # `serve.status` leaves the processes out
 
     details = _get_global_client().get_serve_details()
-    pid = int(details["applications"]["demo"]["deployments"]["Model"]["replicas"][0]["pid"])
+    pid = int(details["applications"][application]["deployments"][deployment]["replicas"][0]["pid"])
     os.kill(pid, number)
     return pid

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
 
+from serve_app.cli.processes import send
 from serve_app.deployments.autoscaling import POLICY
 from tests.cluster.faults import TIMEOUT_S, Streamed, body, streamed
+from tests.cluster.kills import ROUTER
 from tests.cluster.started import Started
 
 pytestmark = [
@@ -73,9 +77,21 @@ async def test_replicas_follow_the_work_to_two_to_none_and_back_and_no_stream_is
         assert [each["id"] for each in (await client.get("/v1/models")).json()["data"]] == ["demo"]
         await asyncio.sleep(3)  # as long as a replica that was stopped may still be greeted
         assert await moment(client) | {"at": 0} == await moment(client) | {"at": 0, "asleep": ["demo"], "replicas": []}
+        [router] = [each for each in run.processes() if ROUTER in each.command]
+        assert send(router, signal.SIGKILL)
+        await asyncio.to_thread(run.until, lambda: sleeps(run.url))
+        [listed] = (await client.get("/v1/models")).json()["data"]
+        assert (listed["id"], listed["root"]) == ("demo", "builtin:demo"), "a router that never saw it knows its file"
         first = await client.post("/v1/completions", json=body(0, stream=False))
         assert (first.status_code, first.json()["choices"][0]["text"]) == (200, right[0].text)
         assert len((await moment(client))["replicas"]) == 1
+
+
+def sleeps(url: str) -> bool:
+    """Ask a router that may only be starting."""
+    with suppress(httpx.HTTPError, ValueError, KeyError):
+        return bool(httpx.get(f"{url}/live", timeout=TIMEOUT_S).json()["asleep"] == ["demo"])
+    return False
 
 
 async def streams_until(

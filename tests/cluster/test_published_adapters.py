@@ -1,4 +1,4 @@
-"""Adapters that are published, replaced, rolled back and withdrawn under streams, and what is left after kill -9."""
+"""Adapters that are published, tried, rolled back and withdrawn under streams, and what is left after kill -9."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from serve_app.cli.processes import send
+from serve_app.core.tenants import LOCAL
+from serve_app.router.variants import in_order
 from tests.cluster.house import House, with_keys
 from tests.cluster.kills import REPLICA, ROUTER
 from tests.cluster.started import REPOSITORY, TIMEOUT_S, Started
@@ -36,30 +39,43 @@ PROMPTS = ("Once upon a time", "The captain said", "A list of names")
 BODY = {"model": NAME, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
 FIRST, SECOND = "pirate", "shout"
 """Folders that become two versions of one name."""
+ONE, TWO = "demo:one", "demo:two"
+WEIGHTS = {ONE: 3, TWO: 1}
+ALIASES = {"split": WEIGHTS, "watched": {"to": ONE, "shadow": {TWO: 100}}}
+ROLLOUT = {"requests": 12, "max_slowdown": 1e6}
+"""Without times: what machine this is decides nothing."""
 
 
 def with_two_of_each(content: dict[str, Any], *, root: Path) -> None:
     settings = content["applications"][0]["deployments"][0]["user_config"]
-    settings |= {"max_open_requests": 512, "adapter_roots": [str(root)]}
+    settings |= {"max_open_requests": 512, "adapter_roots": [str(root)], "aliases": ALIASES, "rollout": ROLLOUT}
     for application in content["applications"]:
         for deployment in application["deployments"]:
             deployment["num_replicas"] = 2
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "adapters"
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("root") / "adapters"
     shutil.copytree(REPOSITORY / "adapters" / "demo", folder)
     return folder
 
 
-@pytest.fixture
-def house(tmp_path: Path, root: Path) -> Iterator[House]:
-    made = House(tmp_path, partial(with_two_of_each, root=root))
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[House]:
+    """One service for all tests that publish without keys."""
+    made = House(tmp_path_factory.mktemp("house"), partial(with_two_of_each, root=root))
     made.run.until_ready()
     until_two_are_ready(made.run.url)
     yield made
     made.run.end()
+
+
+@pytest.fixture
+def house(running: House) -> Iterator[House]:
+    yield running
+    for each in listed(running.run.url):
+        running.command("adapters", "withdraw", each["id"], "--url", running.run.url)
 
 
 def until_two_are_ready(url: str) -> None:
@@ -86,23 +102,29 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.2)
 
 
-def publish(house: House, folder: Path, *options: str) -> str:
+def publish(house: House, folder: Path, *options: str, name: str = NAME) -> str:
     """The version that the name means now, which every replica serves."""
-    answer = house.command("adapters", "publish", NAME, str(folder), *options, "--url", house.run.url)
+    answer = house.command("adapters", "publish", name, str(folder), *options, "--url", house.run.url)
     assert (answer["replicas"], answer["ready_replicas"]) == (2, 2)
     return str(answer["version"])
+
+
+def ask(url: str, model: str, prompt: str = PROMPTS[0], **more: object) -> httpx.Response:
+    body = {**BODY, "model": model, "prompt": prompt, **more}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=TIMEOUT_S)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+def text_in(answer: httpx.Response) -> str:
+    return str(answer.json()["choices"][0]["text"])
 
 
 def texts_of(url: str, model: str = NAME) -> tuple[str, ...]:
     """Of every prompt; asked again and again, as every router and replica has to say the same."""
     found = set()
     for _ in range(NUM_ASKED // len(PROMPTS)):
-        answers = [
-            httpx.post(f"{url}/v1/completions", json={**BODY, "model": model, "prompt": each}, timeout=60)
-            for each in PROMPTS
-        ]
-        assert {each.status_code for each in answers} == {200}, [each.text for each in answers]
-        found.add(tuple(each.json()["choices"][0]["text"] for each in answers))
+        found.add(tuple(text_in(ask(url, model, each)) for each in PROMPTS))
     (only,) = found
     return only
 
@@ -142,6 +164,9 @@ class Crowd:
                 await response.aread()
                 await asyncio.sleep(0.2)
                 return
+            if response.status_code != 200:
+                self.failed.append(f"{response.status_code} {(await response.aread())[:300]!r}")
+                return
             text, is_whole = "", False
             async for line in response.aiter_lines():
                 if line == "data: [DONE]":
@@ -152,8 +177,8 @@ class Crowd:
                         self.failed.append(line)
                         return
                     text += "".join(each["text"] for each in event["choices"])
-        if response.status_code != 200 or not is_whole:
-            self.failed.append(f"{response.status_code} {text}")
+        if not is_whole:
+            self.failed.append(f"cut: {text}")
         elif text in {self.meanings[version][at] for version in versions}:
             self.num_right += 1
         else:
@@ -207,7 +232,70 @@ async def _until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_after_kill_9_exactly_the_published_set_is_served(house: House, root: Path, tmp_path: Path) -> None:
+def test_weights_hold_for_each_user_at_every_router_and_a_header_says_who_answered(house: House, root: Path) -> None:
+    """Of two routers each request asks another."""
+    url = house.run.url
+    versions = {name: publish(house, root / folder, name=name) for name, folder in ((ONE, FIRST), (TWO, SECOND))}
+    texts = {name: text_in(ask(url, name)) for name in versions}
+    assert texts[ONE] != texts[TWO], "a prompt tells them apart"
+    drawn = {user: in_order(WEIGHTS, "split", LOCAL.tenant.own, "user", user)[0] for user in map(str, range(12))}
+    assert set(drawn.values()) == {ONE, TWO}
+    for user, name in drawn.items():
+        answers = [ask(url, "split", user=user) for _ in range(4)]
+        assert {each.headers["x-served-model"] for each in answers} == {f"{name}@{versions[name]}"}
+        assert {text_in(each) for each in answers} == {texts[name]}
+
+
+def test_a_shadow_computes_what_another_version_answers(house: House, root: Path) -> None:
+    url = house.run.url
+    version = publish(house, root / FIRST, name=ONE)
+    publish(house, root / SECOND, name=TWO)
+    expected = text_in(ask(url, ONE))
+
+    def is_shadowed() -> bool:
+        answer = ask(url, "watched")
+        assert (text_in(answer), answer.headers["x-served-model"]) == (expected, f"{ONE}@{version}")
+        lines = [line for _ in range(4) for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines()]
+        done = [
+            line for line in lines if line.startswith("serve_app_shadow_requests_total") and 'outcome="done"' in line
+        ]
+        return any(TWO in line and float(line.split()[-1]) > 0 for line in done)
+
+    until(is_shadowed)
+
+
+def test_a_scaled_canary_is_rolled_back_by_itself_and_an_equal_one_gets_all_requests(house: House, root: Path) -> None:
+    url = house.run.url
+    first = publish(house, root / FIRST)
+    canaries = {name: Path(shutil.copytree(root / FIRST, root / name)) for name in ("scaled", "equal")}
+    for name, factor in (("scaled", 8), ("equal", 1)):
+        weights = canaries[name] / "adapter_model.safetensors"
+        save_file({key: factor * tensor for key, tensor in load_file(weights).items()}, weights, {"made": "again"})
+
+    def after_canary(name: str) -> tuple[str, str]:
+        """Return what it is, and what the name means when it has ended."""
+        options = ("adapters", "publish", NAME, str(canaries[name]), "--canary", "50%", "--url", url)
+        canary = house.command(*options)["canary"]["version"]
+
+        def has_ended() -> bool:
+            for prompt in PROMPTS:
+                ask(url, NAME, prompt, user="\0".join((prompt, str(time.monotonic()))))
+            return meant()["canary"] is None
+
+        until(has_ended)
+        return canary, meant()["version"]
+
+    def meant() -> dict[str, Any]:
+        [entry] = (each for each in listed(url) if each["id"] == NAME)
+        return entry
+
+    scaled, version = after_canary("scaled")
+    assert scaled != version == first
+    equal, version = after_canary("equal")
+    assert equal == version != first
+
+
+def test_after_kill_9_exactly_the_published_set_is_served(house: House, root: Path) -> None:
     url = house.run.url
     first = publish(house, root / FIRST)
     of_first = texts_of(url)
@@ -234,7 +322,7 @@ def test_after_kill_9_exactly_the_published_set_is_served(house: House, root: Pa
     house.run.until(lambda: not house.run.processes())
     house.run.process.kill()
     house.run.process.wait(TIMEOUT_S)
-    house.run = Started(tmp_path, partial(with_two_of_each, root=root))
+    house.run = Started(house.folder, partial(with_two_of_each, root=root))
     house.run.until_ready()
     until_two_are_ready(house.run.url)
     assert {each["id"]: each["version"] for each in listed(house.run.url)} == meant
