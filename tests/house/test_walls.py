@@ -50,7 +50,7 @@ WALLS = {
     "deployments": wall(
         "core api catalog tenants engine backends replica router observe http", "ray starlette pydantic"
     ),
-    "check": wall("core catalog engine deployments", "ray pydantic yaml"),
+    "check": wall("core backends catalog engine deployments", "ray pydantic yaml"),
     "whatif": wall("core check deployments engine router", "pydantic"),
     "cli": wall("api catalog check core tenants whatif", "prometheus_client psutil ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from safetensors import safe_open
 
 from serve_app.core.cards import AdapterRecord
 from serve_app.core.weight_files import weight_files
-from serve_app.engine.decoder.text_part import ModelNotSupported
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,14 +35,19 @@ ENVIRONMENT = {
 
 
 def engine_arguments(config: EngineConfig, adapters: Iterable[AdapterRecord]) -> dict[str, Any]:
-    """Return the arguments of vLLM's `EngineArgs`, but for what is ours."""
+    """Return the arguments of vLLM's `EngineArgs`, but for what is ours. Raises ModelNotSupported."""
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
+
+    if wrong := next(wrong_options(config.vllm or {}), None):
+        raise ModelNotSupported(f"vllm {wrong}")
+    if config.tensor_parallel > 1:
+        raise ModelNotSupported("tensor_parallel: vLLM divides no model here yet, as tokens are drawn in this process")
     arguments: dict[str, Any] = {
         "model": config.path,
         "dtype": config.dtype,
         "max_num_seqs": config.max_num_sequences,
         "max_num_batched_tokens": max(config.max_batch_tokens, config.max_num_sequences),
         "enable_prefix_caching": config.prefix_cache,
-        "tensor_parallel_size": config.tensor_parallel,
         "enable_chunked_prefill": True,
     }
     if config.max_model_len is not None:
@@ -79,14 +84,22 @@ def linear_names(folder: Path) -> list[str]:
     return sorted(name for name in found if name != "lm_head" and "emb" not in name and not name.startswith("wt"))
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise ValueError for what a cluster file cannot tell vLLM, as far as that is known without vLLM."""
-    if refused := sorted(OURS & options.keys()):
-        raise ValueError(f"{', '.join(refused)}: serve_app sets this itself; leave it out of `vllm`")
+def wrong_options(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a model's `vllm: {…}`; which names there are is known where vLLM is installed."""
+    if ours := sorted(OURS & options.keys()):
+        yield f"must leave out what serve_app sets itself; found {', '.join(ours)}"
+    if find_spec("vllm") is None:
+        return
+    from vllm.engine.arg_utils import EngineArgs
+
+    if unknown := sorted(options.keys() - OURS - EngineArgs.__dataclass_fields__.keys()):
+        yield f"must have options of vLLM's EngineArgs; found {', '.join(unknown)}"
 
 
 def vllm_config(arguments: Mapping[str, Any], processors: list[Any]) -> VllmConfig:
     """Have vLLM check the arguments. Raises ModelNotSupported, with what vLLM says."""
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
+
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import EngineArgs
