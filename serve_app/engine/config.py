@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -88,6 +89,8 @@ class EngineConfig:
     return_routed_experts: whether clients may ask which experts were chosen
     max_recorded_bytes: hidden states and chosen experts that one prompt with its completions may ask for; a step in
                        which many such completions end may add as many times that to `max_outbox_bytes`
+    engine:            what computes the model: "own" is serve_app's engine, "vllm" is vLLM, which has to be installed
+    vllm:              further options of vLLM by the names of its `EngineArgs`, `{gpu_memory_utilization: 0.9}`
     """
 
     name: str
@@ -137,6 +140,8 @@ class EngineConfig:
     return_hidden_states: bool = False
     return_routed_experts: bool = False
     max_recorded_bytes: PositiveInt = 4 << 20
+    engine: Literal["own", "vllm"] = "own"
+    vllm: Mapping[str, Any] | None = None
 
     @property
     def num_spare_places(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -101,6 +102,7 @@ async def running_stack(
             "dtype": "float32",
             "kv_cache_bytes": 64 << 20,
             "lease_s": 600,  # nobody renews it here
+            "engine": os.environ.get("SERVE_APP_TEST_ENGINE", "own"),
             **changes,
         }
     )

@@ -43,11 +43,14 @@ WALLS = {
         "core text constraints templates kernels replica sandbox",
         "torch transformers peft safetensors PIL flashinfer annotated_types",
     ),
+    "backends": wall("core text replica engine", "vllm torch safetensors"),
     "router": wall("core api catalog tenants tools"),
     "observe": wall("core api router", "opentelemetry"),
     "http": wall("core api router", "starlette prometheus_client pyarrow"),
-    "deployments": wall("core api catalog tenants engine replica router observe http", "ray starlette pydantic"),
-    "check": wall("core catalog engine deployments", "ray pydantic yaml"),
+    "deployments": wall(
+        "core api catalog tenants engine backends replica router observe http", "ray starlette pydantic"
+    ),
+    "check": wall("core backends catalog engine deployments", "ray pydantic yaml"),
     "whatif": wall("core check deployments engine router", "pydantic"),
     "cli": wall("api catalog check core tenants whatif", "prometheus_client psutil ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),

@@ -1,0 +1,117 @@
+"""Adapters of a model that vLLM computes: each version has a number there, and vLLM reads its files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from vllm.lora.request import LoRARequest
+
+from serve_app.core.cards import AdapterCard, AdapterRecord, Residency
+from serve_app.core.errors import AdapterUnusable
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.core import EngineCore
+
+    from serve_app.engine.scheduler.sequence import Sequence
+
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+REFUSED = {"use_dora": "is trained with DoRA", "modules_to_save": "replaces whole modules"}
+"""Fields of `adapter_config.json` that vLLM would not compute."""
+
+
+class VllmAdapters:
+    """Knows which number and folder each version has. vLLM loads them when they are first used, oldest out first.
+
+    post: has the engine's thread make a call before its next step
+    used: versions of sequences that have not ended
+    """
+
+    def __init__(self, core: EngineCore, *, max_loras: int) -> None:
+        self._core, self._max_loras = core, max_loras
+        self.post: Callable[[Callable[[], None]], None] = lambda call: call()
+        self.used: Callable[[], frozenset[str]] = frozenset
+        self._known: dict[str, LoRARequest] = {}
+        self._num_made = 0
+
+    def lora_of(self, sequence: Sequence) -> LoRARequest | None:
+        """Return what vLLM computes a sequence with; None is the base."""
+        model = sequence.request.model
+        return None if model.adapter is None else self._known[model.version]
+
+    @property
+    def residency(self) -> Residency:
+        resident = self._core.list_loras() if self._max_loras else set()
+        versions = tuple(version for version, each in self._known.items() if each.lora_int_id in resident)
+        return Residency(versions=versions, num_slots=self._max_loras)
+
+    def know(self, record: AdapterRecord) -> AdapterCard:
+        """Make an adapter known without reading it. Raises AdapterUnusable."""
+        reason = record.reason or self._reason(record)
+        if reason is not None:
+            found = f"{record.name}: {reason}"
+            raise AdapterUnusable.refusing("adapter", must="be one that vLLM computes", found=found)
+        if record.version not in self._known:
+            self._num_made += 1
+            self._known[record.version] = LoRARequest(record.version, self._num_made, str(record.path))
+        return record.card()
+
+    def bind(self, record: AdapterRecord) -> Future[AdapterCard]:
+        """Make an adapter known that was tried before."""
+        return self._in_turn(lambda: self.know(record))
+
+    def stage(self, record: AdapterRecord) -> Future[AdapterCard]:
+        """Have vLLM load an adapter between two steps."""
+        return self._in_turn(lambda: self._load(record))
+
+    def is_resident(self, version: str) -> bool:
+        return version in self.residency.versions
+
+    def keep(self, versions: frozenset[str]) -> None:
+        """Let these stay in memory: their files were overwritten."""
+        for version in versions & self._known.keys():
+            self._in_turn(partial(self._core.pin_lora, self._known[version].lora_int_id))
+
+    def drop(self, versions: frozenset[str]) -> Future[frozenset[str]]:
+        """Forget adapters but for those in use; the future gives those that are gone."""
+        return self._in_turn(lambda: self._forget(versions))
+
+    def _load(self, record: AdapterRecord) -> AdapterCard:
+        was_known = record.version in self._known
+        card = self.know(record)
+        try:
+            self._core.add_lora(self._known[record.version])
+        except Exception as error:
+            if not was_known:
+                del self._known[record.version]
+            found = f"{record.name}: {error}"
+            raise AdapterUnusable.refusing("adapter", must="be one that vLLM loads", found=found) from error
+        return card
+
+    def _forget(self, versions: frozenset[str]) -> frozenset[str]:
+        gone = (versions & self._known.keys()) - self.used()
+        for version in gone:
+            self._core.remove_lora(self._known.pop(version).lora_int_id)
+        return gone
+
+    def _reason(self, record: AdapterRecord) -> str | None:
+        if not self._max_loras:
+            return "the model serves none: its `max_adapters` is 0"
+        return next((f"it {why}" for name, why in REFUSED.items() if record.fields.get(name)), None)
+
+    def _in_turn(self, call: Callable[[], Answer]) -> Future[Answer]:
+        """Have the engine's thread make a call before its next step, and answer with what it gave or raised."""
+        answer: Future[Answer] = Future()
+
+        def carry_out() -> None:
+            try:
+                answer.set_result(call())
+            except Exception as error:
+                answer.set_exception(error)
+
+        self.post(carry_out)
+        return answer

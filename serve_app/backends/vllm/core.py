@@ -1,0 +1,377 @@
+"""What steps vLLM's engine core for our driver: our queue in front, our draws and our text behind."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Items
+from itertools import count
+from typing import TYPE_CHECKING
+
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.request import Request
+
+from serve_app.backends.vllm.draws import KEY, Draws, Row
+from serve_app.core.delta import Delta, FinishReason, Load
+from serve_app.core.errors import EngineFailed, ServeError
+from serve_app.core.ledger import News, UsageReport
+from serve_app.core.log_context import about
+from serve_app.engine.engine import LOST, MAX_TOLD
+from serve_app.engine.sampling.output import Output
+from serve_app.engine.sampling.sampler import SampledSpan, Scored
+from serve_app.engine.scheduler.accounting import Accounts, attribute, note_ended, with_times
+from serve_app.engine.scheduler.policy import FairShares, Key
+from serve_app.engine.scheduler.queue import Line, WaitingQueue
+from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
+
+if TYPE_CHECKING:
+    from vllm.v1.outputs import LogprobsTensors
+
+    from serve_app.engine.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+FORESEEN = 64
+"""Tokens that a running sequence is expected to draw at most, for whose turn is next."""
+
+
+class Running:
+    """A sequence that vLLM computes.
+
+    request:      vLLM's own record of it, which tells how far it is
+    num_computed: of its tokens, after the last step
+    """
+
+    __slots__ = ("num_computed", "request", "sequence")
+
+    def __init__(self, sequence: Sequence, request: Request) -> None:
+        self.sequence, self.request, self.num_computed = sequence, request, 0
+
+    @property
+    def samples(self) -> bool:
+        """Whether the step that was planned last ends with its last token."""
+        return bool(self.request.num_computed_tokens >= self.request.num_tokens)
+
+
+class VllmCore:
+    """Steps vLLM and turns its steps into deltas; what the driver asks of an engine.
+
+    The queue in front decides by virtual counters who begins next; vLLM computes all that began. So fairness holds for
+    each sequence that begins, not for each step.
+
+    core:    vLLM's, in this process
+    lora_of: what vLLM is to compute a sequence with
+    """
+
+    niceness = 0
+    is_stalled = False
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        core: EngineCore,
+        draws: Draws,
+        output: Output,
+        lora_of: Callable[[Sequence], LoRARequest | None],
+    ) -> None:
+        self.config, self.core = config, core
+        self._draws, self._output, self._lora_of = draws, output, lora_of
+        self._accounts, self._policy = Accounts(), FairShares(config.fairness)
+        self._waiting = WaitingQueue(self._policy)
+        self._paused: list[Sequence] = []
+        self._unsampled: list[Sequence] = []
+        self._running: dict[str, Running] = {}
+        self._numbers = count()
+        self.num_steps = self.num_failed_steps = self._num_told = self._num_found = 0
+        self.step_s = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(len(self._waiting) or self._running or self._unsampled)
+
+    @property
+    def load(self) -> Load:
+        pool = self.core.scheduler.kv_cache_manager.block_pool
+        return Load(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting) + len(self._paused),
+            num_free_blocks=pool.get_num_free_blocks(),
+            num_blocks=pool.num_gpu_blocks - 1,  # one stands for none
+            num_steps=self.num_steps,
+            num_preemptions=sum(each.request.num_preemptions for each in self._running.values()),
+            num_prefix_hit_tokens=self._num_found,
+            step_s=self.step_s,
+            num_generated=self._accounts.num_generated,
+            spent=self._accounts.spent_since(self._num_told),
+        )
+
+    @property
+    def usage(self) -> UsageReport:
+        """Return what was computed for each flow; may be read by any thread."""
+        return self._accounts.report(gap=self._policy.gap)
+
+    @property
+    def versions(self) -> frozenset[str]:
+        """Return the versions of adapters that sequences wait for or are computed with."""
+        waiting = [*self._waiting, *self._paused, *(each.sequence for each in self._running.values())]
+        return frozenset(each.request.model.version for each in waiting)
+
+    def news(self, since: int) -> News:
+        """Return what was spent since a listener heard the last news; may be asked by any thread."""
+        return self._accounts.news(since, most=MAX_TOLD)
+
+    def add(self, sequences: Items[Sequence]) -> None:
+        """Queue the sequences of one request; the first computes the prompt, the others follow it."""
+        first, *first.forks = sequences
+        if first.max_tokens == 0 and not first.scores_prompt:
+            self._unsampled.append(first)
+        else:
+            self._waiting.push(first)
+
+    def go_on(self, sequence: Sequence) -> None:
+        """Have a new sequence go on where it was begun elsewhere; any thread may ask."""
+        self._output.go_on(sequence)
+
+    def abort(self, request_ids: frozenset[str]) -> None:
+        """End all sequences of these requests; those unknown are left alone."""
+        self._unsampled = [each for each in self._unsampled if each.request.request_id not in request_ids]
+        for sequence in self._withdraw(request_ids, self._paused):
+            note_ended([sequence], self._accounts)
+            sequence.end(FinishReason.ABORT)
+
+    def pause(self, request_ids: frozenset[str]) -> None:
+        """Take these requests out until they are resumed; what was computed of them stays in vLLM's cache."""
+        self._paused += self._withdraw(request_ids, [])
+
+    def resume(self, request_ids: frozenset[str]) -> None:
+        """Undo `pause`: these requests are next in the queue."""
+        for sequence in [each for each in self._paused if each.request.request_id in request_ids]:
+            self._paused.remove(sequence)
+            self._waiting.push_front(sequence)
+
+    def step(self) -> list[Delta]:
+        """Let vLLM compute one step and return what every sequence gained; a failure ends what was running."""
+        deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
+        note_ended(self._unsampled, self._accounts)
+        self._unsampled.clear()
+        try:
+            self._submit()
+            self._advance(deltas)
+        except Exception:
+            self.num_failed_steps += 1
+            lost = [each.sequence for each in self._running.values()]
+            extra = about(sequence.request.client_request_id for sequence in lost)
+            logger.exception("a step of %d running sequences failed", len(lost), extra=extra)
+            self._release(list(self._running))
+            deltas += self._lose(lost, EngineFailed(LOST))
+        return deltas
+
+    def note_told(self) -> None:
+        """Note that the load as it is now was sent."""
+        self._num_told = self._accounts.num_changes
+
+    def reset(self) -> None:
+        """Give up every sequence; no delta tells of it."""
+        everything = lambda _: True  # noqa: E731
+        note_ended([*self._waiting.remove(everything), *self._paused], self._accounts)
+        note_ended([each.sequence for each in self._running.values()], self._accounts)
+        self._release(list(self._running))
+        self._paused.clear()
+        self._unsampled.clear()
+
+    def check_integrity(self) -> None:
+        """Assert that vLLM computes nothing that nobody asked for."""
+        left = self.core.scheduler.requests.keys() - self._running.keys()
+        assert not left, f"vLLM still has {len(left)} requests"
+
+    def check(self) -> None:
+        """Raise EngineFailed where a process is gone that steps need; may be asked by any thread."""
+        if getattr(self.core.model_executor, "is_failed", False):
+            raise EngineFailed("a worker process of vLLM has ended")
+
+    def close(self) -> None:
+        self._draws.close()
+        self.core.shutdown()
+
+    def _submit(self) -> None:
+        """Give vLLM whose turn it is, as long as there are places."""
+        free = self.config.max_num_sequences - len(self._running)
+        if free <= 0 or not len(self._waiting):
+            return
+        rules, now, owed = self._policy.rules, time.monotonic(), defaultdict[str, float](float)
+
+        def owe(sequence: Sequence) -> None:
+            drawn = min(FORESEEN, max(sequence.max_tokens - sequence.num_generated, 0))
+            missing = sequence.num_missing if sequence.num_missing > 1 else 0
+            service = rules.decode_weight * drawn + rules.prefill_weight * missing
+            owed[sequence.request.share.flow] += service / sequence.request.share.weight
+
+        def key_of(line: Line, first: Sequence) -> Key:
+            share = line.share
+            kept = share.flow == self._policy.holder
+            debt = owed.get(share.flow, 0.0)
+            return self._policy.turn_key(share, owed=debt, since=line.since, is_kept=kept, number=line.number, now=now)
+
+        for each in self._running.values():
+            owe(each.sequence)
+        for sequence in self._waiting.in_turn(key_of):
+            self._waiting.take_in_turn(sequence)
+            self._begin(sequence)
+            owe(sequence)
+            free -= 1
+            if not free:
+                return
+
+    def _begin(self, sequence: Sequence) -> None:
+        number = f"{next(self._numbers)}"
+        request, _ = self.core.preprocess_add_request(self._request(number, sequence))
+        running = Running(sequence, request)
+        request.sampling_params.extra_args[KEY] = Row(sequence, self._draws, lambda: running.samples)
+        self.core.add_request(request)
+        self._running[number] = running
+        sequence.place.started_at = sequence.place.started_at or time.monotonic()
+        sequence.num_computed = 0
+
+    def _request(self, number: str, sequence: Sequence) -> EngineCoreRequest:
+        wanted = sequence.request.logprobs
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=max(1, sequence.max_tokens - sequence.num_generated),
+            ignore_eos=True,
+            detokenize=False,
+            prompt_logprobs=wanted.prompt_top if wanted is not None and sequence.scores_prompt else None,
+            skip_reading_prefix_cache=not sequence.may_skip_computed,
+            extra_args={},
+        )
+        return EngineCoreRequest(
+            request_id=number,
+            prompt_token_ids=list(sequence.token_ids),
+            mm_features=None,
+            sampling_params=params,
+            pooling_params=None,
+            arrival_time=time.time(),
+            lora_request=self._lora_of(sequence),
+            cache_salt=sequence.request.cache_salt or None,
+            data_parallel_rank=None,
+        )
+
+    def _advance(self, deltas: list[Delta]) -> None:
+        """Compute one step; what it gives is added to `deltas`."""
+        if not self._running:
+            return
+        since_ns, running = self._accounts.now_ns(), dict(self._running)
+        self._draws.begin(each.sequence for each in running.values())
+        outputs, executed = self.core.step()
+        self.core.post_step(model_executed=executed)
+        given = {each.request_id: each for part in outputs.values() for each in part.outputs}
+        spans, scored, sampled = [], [], []
+        for number, each in running.items():
+            span = self._span(each, given.get(number))
+            if span is not None:
+                result = self._result(each.sequence, given.get(number))
+                spans.append(span)
+                scored.append(span if not result.prompt else Span(span.sequence, 0, span.end, samples=span.samples))
+                sampled.append(result)
+        if not spans:
+            return
+        self.num_steps += 1
+        batch = Batch(tuple(spans))
+        deltas += self._output.commit(Batch(tuple(scored)), sampled)
+        self.step_s += attribute(batch, self._policy, self._accounts, since_ns=since_ns) / 1e9
+        deltas[:] = with_times(deltas, batch)
+        self._settle(running)
+
+    def _span(self, each: Running, output: EngineCoreOutput | None) -> Span | None:
+        """Return what the step computed of a sequence; None where that was nothing."""
+        sequence, before = each.sequence, each.num_computed
+        is_over = output is not None and bool(output.new_token_ids)
+        now = sequence.num_tokens if is_over else each.request.num_computed_tokens
+        each.num_computed = now
+        if now < before:  # it was preempted, and begins anew
+            each.num_computed = 0
+            return None
+        if before == 0 and now:
+            before = self._note_found(each, output)
+        return Span(sequence, before, now - before, samples=is_over) if now > before else None
+
+    def _note_found(self, each: Running, output: EngineCoreOutput | None) -> int:
+        """Return how many tokens of a sequence that begins were found computed."""
+        told = each.request.prefill_stats or (output.prefill_stats if output is not None else None)
+        found = int(told.num_cached_tokens) if told is not None else 0
+        self._num_found += found
+        if not each.sequence.shown.is_prompt_reported:
+            each.sequence.place.num_cached_tokens = min(found, each.sequence.prompt_length)
+        return found
+
+    def _result(self, sequence: Sequence, output: EngineCoreOutput | None) -> SampledSpan:
+        prompt: tuple[Scored, ...] = ()
+        if output is not None and output.new_prompt_logprobs_tensors is not None:
+            wanted = sequence.request.logprobs
+            ranked = wanted is not None and wanted.whole_prompt is not None
+            prompt = scores_of_prompt(output.new_prompt_logprobs_tensors, ranked=ranked)[: sequence.prompt_length - 1]
+        if sequence.max_tokens == 0:
+            return SampledSpan(prompt=prompt)
+        drawn = self._draws.results.get(id(sequence), SampledSpan())
+        return SampledSpan(
+            token_id=drawn.token_id,
+            is_finite=drawn.is_finite,
+            is_exhausted=drawn.is_exhausted,
+            scored=drawn.scored,
+            prompt=prompt,
+        )
+
+    def _settle(self, running: dict[str, Running]) -> None:
+        """Let go of what has ended, and let others of a request follow its first once its prompt is computed."""
+        for each in running.values():
+            sequence = each.sequence
+            if sequence.forks and sequence.is_prompt_computed:
+                for fork in reversed(sequence.forks):
+                    self._waiting.push_front(fork)
+                sequence.forks = []
+        self._release([number for number, each in running.items() if each.sequence.is_finished])
+
+    def _release(self, numbers: Iterable[str]) -> None:
+        """Have vLLM forget these requests."""
+        gone = [number for number in numbers if self._running.pop(number, None) is not None]
+        if left := [number for number in gone if number in self.core.scheduler.requests]:
+            self.core.abort_requests(left)
+
+    def _withdraw(self, request_ids: frozenset[str], paused: list[Sequence]) -> list[Sequence]:
+        """Take sequences of these requests out of everything, `paused` included."""
+        found = self._waiting.remove(lambda sequence: sequence.request.request_id in request_ids)
+        numbers = [k for k, each in self._running.items() if each.sequence.request.request_id in request_ids]
+        found += [self._running[number].sequence for number in numbers]
+        self._release(numbers)
+        found += [each for each in paused if each.request.request_id in request_ids]
+        paused[:] = [each for each in paused if each.request.request_id not in request_ids]
+        return found
+
+    def _lose(self, sequences: Items[Sequence], error: ServeError) -> list[Delta]:
+        """End sequences, and what was to follow them, with an error each."""
+        deltas = []
+        for sequence in sequences:
+            note_ended([sequence], self._accounts)
+            for lost in (sequence, *sequence.forks):
+                if not lost.is_finished:
+                    lost.end(FinishReason.ERROR)
+                    deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
+            sequence.forks = []
+        return deltas
+
+
+def scores_of_prompt(tensors: LogprobsTensors, *, ranked: bool) -> tuple[Scored, ...]:
+    """Return the scores of a prompt's tokens but the first.
+
+    tensors: token ids and log-probabilities, [tokens, 1 + top], the token itself first; ranks [tokens]
+    """
+    ids, logprobs = tensors.logprob_token_ids.tolist(), tensors.logprobs.tolist()
+    ranks = tensors.selected_token_ranks.tolist() if ranked else [None] * len(ids)
+    return tuple(
+        Scored(own, logprob, tuple(zip(others, theirs, strict=True)), rank)
+        for (own, *others), (logprob, *theirs), rank in zip(ids, logprobs, ranks, strict=True)
+    )

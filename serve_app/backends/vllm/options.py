@@ -1,0 +1,117 @@
+"""What vLLM is told of a model: our settings in its names, and the model's own `vllm: {…}` after them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+
+from serve_app.core.cards import AdapterRecord
+from serve_app.core.weight_files import weight_files
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from serve_app.engine.config import EngineConfig
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the highest rank of adapters."""
+LEAST_RANK = 16
+OURS = frozenset({"model", "skip_tokenizer_init", "logits_processors", "async_scheduling", "disable_log_stats"})
+"""What a cluster file cannot say: the replica depends on it."""
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # logits processors are of the first one
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several replicas share a machine
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+def engine_arguments(config: EngineConfig, adapters: Iterable[AdapterRecord]) -> dict[str, Any]:
+    """Return the arguments of vLLM's `EngineArgs`, but for what is ours. Raises ModelNotSupported."""
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
+
+    if wrong := next(wrong_options(config.vllm or {}), None):
+        raise ModelNotSupported(f"vllm {wrong}")
+    if config.tensor_parallel > 1:
+        raise ModelNotSupported("tensor_parallel: vLLM divides no model here yet, as tokens are drawn in this process")
+    arguments: dict[str, Any] = {
+        "model": config.path,
+        "dtype": config.dtype,
+        "max_num_seqs": config.max_num_sequences,
+        "max_num_batched_tokens": max(config.max_batch_tokens, config.max_num_sequences),
+        "enable_prefix_caching": config.prefix_cache,
+        "enable_chunked_prefill": True,
+    }
+    if config.max_model_len is not None:
+        arguments["max_model_len"] = config.max_model_len
+    if config.kv_cache_bytes != "auto":
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_bytes
+    if config.max_adapters:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": config.max_adapters,
+            "max_lora_rank": highest_rank(adapters),
+            "lora_target_modules": linear_names(Path(config.path)),
+        }
+    return arguments | dict(config.vllm or {})
+
+
+def highest_rank(adapters: Iterable[AdapterRecord]) -> int:
+    """Return the least rank that vLLM takes as the highest and these adapters fit below."""
+    ranks = [rank for each in adapters if isinstance(rank := each.fields.get("r"), int)]
+    wanted = max([LEAST_RANK, *ranks])
+    return next((rank for rank in RANKS if rank >= wanted), RANKS[-1])
+
+
+def linear_names(folder: Path) -> list[str]:
+    """Return the names of the linears that adapters may change: all but the last one.
+
+    Where vLLM wraps the last one, too, prompts cannot be scored beside adapters on CPUs.
+    """
+    found = set()
+    for path in weight_files(folder):
+        with safe_open(path, framework="numpy") as tensors:
+            names = [name for name in tensors.keys() if name.endswith(".weight")]  # noqa: SIM118
+            found |= {name.split(".")[-2] for name in names if len(tensors.get_slice(name).get_shape()) == 2}
+    return sorted(name for name in found if name != "lm_head" and "emb" not in name and not name.startswith("wt"))
+
+
+def wrong_options(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with a model's `vllm: {…}`; which names there are is known where vLLM is installed."""
+    if ours := sorted(OURS & options.keys()):
+        yield f"must leave out what serve_app sets itself; found {', '.join(ours)}"
+    if find_spec("vllm") is None:
+        return
+    from vllm.engine.arg_utils import EngineArgs
+
+    if unknown := sorted(options.keys() - OURS - EngineArgs.__dataclass_fields__.keys()):
+        yield f"must have options of vLLM's EngineArgs; found {', '.join(unknown)}"
+
+
+def vllm_config(arguments: Mapping[str, Any], processors: list[Any]) -> VllmConfig:
+    """Have vLLM check the arguments. Raises ModelNotSupported, with what vLLM says."""
+    from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
+
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    from vllm.engine.arg_utils import EngineArgs
+
+    try:
+        made = EngineArgs(
+            **arguments,
+            skip_tokenizer_init=True,
+            logits_processors=processors,
+            async_scheduling=False,
+            disable_log_stats=True,
+        )
+        return made.create_engine_config()
+    except (TypeError, ValueError) as error:
+        raise ModelNotSupported(f"vLLM does not take this model as it is configured: {error}") from error

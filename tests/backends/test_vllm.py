@@ -1,0 +1,98 @@
+"""vLLM computes the texts that our engine computes: every sampler, constraint and adapter, alone and together.
+
+`make test-vllm` runs these where vLLM is installed in a Python of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("vllm")
+
+from serve_app.backends.vllm.options import engine_arguments, wrong_options
+from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.text_part import ModelNotSupported
+from tests.flow.stack import Stack, running_stack
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 22]}}, "required": ["a"], "additionalProperties": False}
+BODIES: Mapping[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 1.0, "seed": 7},
+    "several": {"temperature": 0.9, "seed": 7, "n": 3, "top_p": 0.9, "top_k": 20},
+    "list": {"prompt": ["One day", "The dog was"], "temperature": 0.7, "min_p": 0.05, "seed": 3, "logprobs": 2},
+    "echo": {"temperature": 0, "echo": True, "logprobs": 1},
+    "scored": {"max_tokens": 0, "echo": True, "logprobs": 2},
+    "mirostat": {"mirostat_mode": 2, "seed": 1},
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.4, "seed": 2},
+    "DRY and XTC": {"dry_multiplier": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.05, "seed": 2},
+    "bias and stop": {"temperature": 0, "logit_bias": {"5": 3.0}, "stop": ["e"]},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, "seed": 4},
+    "regex": {"regex": "[a-c]{5,9}", "seed": 4},
+    "at least": {"min_tokens": 12, "max_tokens": 12, "seed": 9},
+    "adapter": {"model": "demo:pirate", "temperature": 0},
+    "long": {"prompt": "once " * 150, "temperature": 0},
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack() -> AsyncIterator[Stack]:
+    async with running_stack(num_replicas=2, engine="vllm", vllm={"enforce_eager": True}) as made:
+        yield made
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def right() -> dict[str, Any]:
+    """The answers of our own engine."""
+    async with running_stack(num_replicas=1, engine="own") as made:
+        return {name: await answer(made, body) for name, body in BODIES.items()}
+
+
+async def answer(stack: Stack, body: Mapping[str, Any]) -> Any:
+    response = await stack.post({"model": "demo", "prompt": "Once upon a time", "max_tokens": 24, **body})
+    assert response.status_code == 200, response.text
+    return rounded({name: response.json()[name] for name in ("choices", "usage")})
+
+
+def rounded(value: Any) -> Any:
+    """Log-probabilities are equal but for their last digits; what was cached depends on who asked before."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items() if name != "prompt_tokens_details"}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, 2) if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_an_answer_is_that_of_our_engine(stack: Stack, right: dict[str, Any], name: str) -> None:
+    assert await answer(stack, BODIES[name]) == right[name]
+
+
+async def test_in_company_each_answer_is_the_same_and_nothing_is_left_behind(
+    stack: Stack, right: dict[str, Any]
+) -> None:
+    names = [*BODIES] * 3
+    found = await asyncio.gather(*(answer(stack, BODIES[name]) for name in names))
+    assert {name for name, each in zip(names, found, strict=True) if each != right[name]} == set()
+    await stack.settled()
+
+
+@pytest.mark.parametrize("body", [{"lora": [{"id": 0, "scale": 0.5}]}, {"model": "demo:pirate*0.5"}])
+async def test_what_it_cannot_do_is_refused_by_name(stack: Stack, body: dict[str, Any]) -> None:
+    response = await stack.post({"model": "demo", "prompt": "Once", "max_tokens": 4, **body})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] in ("lora", "model")
+
+
+def test_its_options_are_checked_by_name() -> None:
+    assert [*wrong_options({"enforce_eager": True})] == []
+    assert "model" in next(wrong_options({"model": "other"}))
+    assert "eager" in next(wrong_options({"eager": True}))
+    with pytest.raises(ModelNotSupported, match="tensor_parallel"):
+        engine_arguments(EngineConfig(name="demo", path="", tensor_parallel=2), ())
