@@ -44,6 +44,7 @@ class GatewayMetrics(Collector):
         lora = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in slots, by name.", labels=LORA)
         cache = GaugeMetricFamily("vllm:cache_config_info", "Size of the KV cache.", labels=CACHE)
         rooms = self._fleet.rooms
+        inside = {} if self._admission is None else self._admission.sequences
         by_model: dict[str, list[tuple[ReplicaCard, Load]]] = {name: [] for name in self._fleet.asleep}
         for card, load in self._fleet.replicas:
             by_model.setdefault(card.model.name, []).append((card, load))
@@ -51,9 +52,8 @@ class GatewayMetrics(Collector):
             loads = [load for _, load in replicas]
             num_running = sum(load.num_running for load in loads)
             num_open = num_running + sum(load.num_waiting for load in loads)
-            if self._admission is not None and model in rooms:
-                num_inside, _ = self._admission.sequences[model]
-                num_open = max(num_open, num_inside + rooms[model].num_foreign)
+            if model in rooms and model in inside:
+                num_open = max(num_open, inside[model][0] + rooms[model].num_foreign)
             num_blocks = sum(load.num_blocks for load in loads)
             num_used = num_blocks - sum(load.num_free_blocks for load in loads)
             waiting.add_metric([model], num_open - num_running)
