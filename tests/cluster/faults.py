@@ -32,9 +32,9 @@ class Streamed:
     text: str = ""
     errors: list[dict[str, Any]] = field(default_factory=list)
     is_done: bool = False
-    id: str = ""
-    last_id: str = ""
-    num_fetched: int = 0
+    id: str = field(default="", compare=False)
+    last_id: str = field(default="", compare=False)
+    num_fetched: int = field(default=0, compare=False)
 
 
 def body(number: int, *, stream: bool) -> dict[str, Any]:
