@@ -41,7 +41,7 @@ test-nodes: $(VENV)/.installed-dev ## Three hosts in network namespaces, of whic
 	$(BIN)/pytest tests/nodes -rs -s
 
 test-vllm: .venv-vllm/.installed ## The tests of vLLM as an engine, in a Python of its own (CPU; 3 GB are installed)
-	.venv-vllm/bin/python -m pytest -o filterwarnings= tests/backends
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -o filterwarnings= tests/backends
 
 .venv-vllm/.installed: requirements-vllm.txt
 	$(PYTHON) -m venv .venv-vllm
