@@ -32,14 +32,14 @@ from serve_app.core.weight_files import weights_sample
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import load_with_tokenizer
 from serve_app.engine.decoder.memory import Leftovers, give_back_freed_memory, settle_memory
-from serve_app.engine.decoder.record import RecordBounds, record_card
+from serve_app.engine.decoder.record import Record, RecordBounds, record_card
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.matching import Matcher
 from serve_app.engine.lora.staging import Staging, bind_found, cards_that_fit
 from serve_app.engine.sampling.output import PERIOD_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.encoder import image_card, make_encoder
-from serve_app.engine.vision.images import place_images
+from serve_app.engine.vision.images import PlacedImages, place_images
 from serve_app.kernels.openmp import Wakefulness, compute_alone
 from serve_app.replica.engine import Deliver, PreparedRequest
 from serve_app.text.tokenizer import TextTokenizer
@@ -108,6 +108,12 @@ class Driver:
         """Queue requests, each as its sequences, before the next step."""
         for sequences in requests:
             self._post(frozenset((sequences[0].request.request_id,)), *self._adding(sequences))
+
+    def take_over(self, sequences: Items[Sequence]) -> None:
+        """Have sequences of a new request go on where they were begun elsewhere, if they were; any thread may ask."""
+        for sequence in sequences:
+            if sequence.request.continued or sequence.request.is_reported:
+                self._engine.go_on(sequence)
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End requests before the next step."""
@@ -366,6 +372,29 @@ def requests_of(deltas: Iterable[Delta]) -> frozenset[str]:
     return frozenset(delta.request_id for delta in deltas)
 
 
+def sequences_of(
+    prepared: PreparedRequest, *, illustration: PlacedImages | None = None, records: Items[Record | None] = ()
+) -> list[Sequence]:
+    """Return one sequence for each completion of a request.  records: by sample; none keep nothing of any"""
+    request = prepared.request
+    return [
+        Sequence(
+            request,
+            prepared.token_ids,
+            sample=sample,
+            max_tokens=prepared.max_tokens,
+            num_dropped_tokens=prepared.num_dropped_tokens,
+            shown_prompt=prepared.shown_prompt,
+            detokenizer=prepared.detokenizers[sample],
+            matcher=prepared.matchers[sample] if prepared.matchers else None,
+            illustration=illustration,
+            record=records[sample] if records else None,
+            prediction=prepared.prediction,
+        )
+        for sample in request.samples
+    ]
+
+
 class ReplicaEngine(Driver):
     """Our engine as a replica sees it; implements `replica.engine.Engine`.
 
@@ -441,24 +470,8 @@ class ReplicaEngine(Driver):
         illustration = None
         if prepared.images and tower is not None:
             illustration = place_images(token_ids, prepared.images, token_id=tower.token_id)
-        sequences = [
-            Sequence(
-                request,
-                token_ids,
-                sample=sample,
-                max_tokens=prepared.max_tokens,
-                num_dropped_tokens=prepared.num_dropped_tokens,
-                shown_prompt=prepared.shown_prompt,
-                detokenizer=prepared.detokenizers[sample],
-                matcher=prepared.matchers[sample] if prepared.matchers else None,
-                illustration=illustration,
-                record=records[sample],
-                prediction=prepared.prediction,
-            )
-            for sample in request.samples
-        ]
-        for sequence in sequences if request.continued or request.is_reported else ():
-            self.core.go_on(sequence)
+        sequences = sequences_of(prepared, illustration=illustration, records=records)
+        self.take_over(sequences)
         return sequences
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from serve_app.core.cards import AdapterCard, AdapterRecord, Capabilities, Model
 from serve_app.core.errors import AdapterUnusable
 from serve_app.core.ledger import UsageReport
 from serve_app.core.weight_files import weights_sample
-from serve_app.engine.driver import Driver
+from serve_app.engine.driver import Driver, sequences_of
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.replica.engine import PreparedRequest
 from serve_app.text.tokenizer import TextTokenizer
@@ -89,22 +89,8 @@ class VllmEngine(Driver):
         return False
 
     def sequences(self, prepared: PreparedRequest) -> list[Sequence]:
-        request = prepared.request
-        sequences = [
-            Sequence(
-                request,
-                prepared.token_ids,
-                sample=sample,
-                max_tokens=prepared.max_tokens,
-                num_dropped_tokens=prepared.num_dropped_tokens,
-                shown_prompt=prepared.shown_prompt,
-                detokenizer=prepared.detokenizers[sample],
-                matcher=prepared.matchers[sample] if prepared.matchers else None,
-            )
-            for sample in request.samples
-        ]
-        for sequence in sequences if request.continued or request.is_reported else ():
-            self.core.go_on(sequence)
+        sequences = sequences_of(prepared)
+        self.take_over(sequences)
         return sequences
 
     def close(self) -> None:
