@@ -103,15 +103,6 @@ def environment_of(pid: int) -> dict[str, str]:
         return {}
 
 
-def core_limit_of(process: Process) -> int | None:
-    """Return the bytes of the largest image that the kernel may write when it crashes; None is without a bound."""
-    try:
-        soft, _ = psutil.Process(process.pid).rlimit(psutil.RLIMIT_CORE)
-    except (psutil.Error, AttributeError):  # the attribute is missing where the system has no such limit
-        return 0
-    return None if soft == psutil.RLIM_INFINITY else soft
-
-
 def listeners_of(process: Process) -> Iterator[tuple[str, int]]:
     """Yield address and port of each TCP socket that it has open and that waits for connections."""
     with suppress(psutil.Error):

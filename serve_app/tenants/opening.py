@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from serve_app.core.tenants import Tenant
 from serve_app.tenants.errors import TenancyError
-from serve_app.tenants.keys import DEFAULT_PEPPER, Key, make_pepper, read_pepper
+from serve_app.tenants.keys import DEFAULT_PEPPER, make_pepper, read_pepper
 from serve_app.tenants.store import TenantStore, engine_of, file_of
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,6 @@ class Inspection:
     file: Path | None = None
     pepper: PepperState
     tenants: Sequence[Tenant] = ()
-    keys: Sequence[Key] = ()
 
 
 def inspect_store(url: str, *, pepper_file: Path, environment: str | None) -> Inspection:
@@ -164,7 +163,6 @@ def _read(url: str, seen: Inspection, pepper_file: Path, environment: str | None
             mode=None if seen.file is None else _mode_of(seen.file),
             pepper=replace(seen.pepper, problem=_problem_of(store, pepper_file, environment)),
             tenants=store.tenants(),
-            keys=store.keys(),
         )
     finally:
         store.close()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,48 +20,29 @@ import yaml
 
 from serve_app.check.document import Severity
 from serve_app.cli import main
+from serve_app.cli.doctor import checks
 from serve_app.cli.doctor.facts import (
     ILL,
     NOT_SEEN,
     SOUND,
     SUSPECT,
-    Answer,
     Facts,
     Listener,
     SecretFile,
     exit_code_of,
 )
-from serve_app.cli.doctor.gathering import gather, holes_of
-from serve_app.cli.doctor.probes import routes
+from serve_app.cli.doctor.gathering import gather, routes
 from serve_app.cli.doctor.report import CHECKS, examine, lines_of, object_of
 from serve_app.cli.processes import Process
-from serve_app.core.tenants import Limits, Scope, Tenant
+from serve_app.core.tenants import Limits, Tenant
 from serve_app.tenants.admin_service import AdminService
-from serve_app.tenants.keys import Key
 from serve_app.tenants.opening import Inspection, PepperState, inspect_store, open_store
 from serve_app.tenants.store import Author
 from tests.cli.runs import needs_proc
 from tests.ports import held_port
 
 PEPPER = "p" * 32
-AUDITED = json.dumps(
-    {
-        "dependencies": [
-            {"name": "ray", "version": "2.51.2", "vulns": [{"id": "CVE-2025-62593", "fix_versions": ["2.52.0"]}]},
-            {"name": "torch", "version": "2.13.0", "vulns": []},
-            {"name": "serve_app", "skip_reason": "not on PyPI"},
-        ],
-        "fixes": [],
-    }
-).encode()
-"""What `pip-audit --format=json` writes."""
 JOBS = "http://127.0.0.1:8265/api/jobs/"
-PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-}
 
 
 def process(program: str, command: str = "") -> Process:
@@ -68,9 +53,6 @@ def listens(address: str, port: int, program: str, command: str = "") -> Listene
     return Listener(address=address, port=port, holder=process(program, command))
 
 
-BOSS = Key(
-    id="key-1", tenant="administrators", digest="", scopes=frozenset({Scope.ADMIN}), created_at=0, expires_at=9.0
-)
 STORE = Inspection(
     shown="sqlite:///kept.db",
     backend="sqlite",
@@ -79,7 +61,6 @@ STORE = Inspection(
     file=Path("kept.db"),
     pepper=PepperState(source="file", mode=0o600),
     tenants=(Tenant(name="acme", limits=Limits(tokens_per_minute=1000)),),
-    keys=(BOSS,),
 )
 SOUND_FACTS = Facts(
     url="http://127.0.0.1:8000",
@@ -90,22 +71,10 @@ SOUND_FACTS = Facts(
         listens("::ffff:7f00:1", 6379, "gcs_server"),
         listens("::1", 9101, "haproxy"),
     ),
-    answers={
-        "health": Answer(status=200),
-        "nowhere": Answer(status=401, headers={"x-request-id": "r"}, body='{"error": {}}'),
-        "long headers": Answer(status=431),
-        "time limit": Answer(status=400),
-        "staying": Answer(status=400),
-        "large body": Answer(status=401),
-        "strange page": Answer(status=200),
-        "page": Answer(status=200, headers=PAGE_HEADERS, body="<html></html>"),
-        "console": Answer(status=200, headers=PAGE_HEADERS, body='<a href="https://example.org">'),
-    },
     anonymous=dict.fromkeys(routes(), 401),
     ray_answers={JOBS: 401},
     store=STORE,
     token=SecretFile(path="token", mode=0o600, is_open=False),
-    holes=(),
 )
 
 
@@ -121,34 +90,16 @@ def kept(**changes: Any) -> Facts:
     return replace(SOUND_FACTS, store=replace(STORE, **changes))
 
 
-def answering(**answers: Answer | None) -> Facts:
-    named = {name.replace("_", " "): answer for name, answer in answers.items()}
-    found = {name: answer for name, answer in (SOUND_FACTS.answers | named).items() if answer is not None}
-    return replace(SOUND_FACTS, answers=found)
-
-
 def listening(*more: Listener, **changes: Any) -> Facts:
     return replace(SOUND_FACTS, listeners=(*SOUND_FACTS.listeners, *more), **changes)
 
 
-def configured(**content: Any) -> Facts:
-    return replace(SOUND_FACTS, content=content)
-
-
-def limits(**given: int) -> Facts:
-    return configured(applications=[{"deployments": [{"user_config": {"limits": given, "max_body_bytes": 1 << 30}}]}])
-
-
 DASHBOARD = listens("0.0.0.0", 8265, "python", "python dashboard.py")
 REPLICA = listens("::", 40000, "ray::ServeReplica:demo:Model")
-WIDE = (Tenant(name="acme"), Tenant(name="none", limits=Limits(tokens_per_minute=1)))
-ANY_PAGE = Tenant(name="acme", limits=Limits(tokens_per_minute=1), cors_origins=("*",))
-FRIENDS = tuple(Tenant(name=name, cache_group="lab", limits=Limits(tokens_per_minute=1)) for name in "ab")
+LOGGED = Tenant(name="acme", log_texts=0.5)
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
 FOUND: list[tuple[Facts, str, Severity, str]] = [
-    (replace(SOUND_FACTS, complaints=("cluster.yaml:1: error: x",)), "file", ERROR, "error: x"),
-    (replace(SOUND_FACTS, sources=("cluster.yaml:1: warning: x",)), "sources", WARNING, "warning: x"),
     (unasked(outside(SOUND_FACTS)), "bind", ERROR, "0.0.0.0:8000"),
     (outside(SOUND_FACTS), "tls", WARNING, "without TLS"),
     (replace(SOUND_FACTS, doubt="self-signed certificate"), "tls", WARNING, "is not trusted here: self-signed"),
@@ -159,37 +110,13 @@ FOUND: list[tuple[Facts, str, Severity, str]] = [
         "/metrics",
     ),
     (replace(SOUND_FACTS, anonymous=dict.fromkeys(routes(), 200)), "routes", ERROR, "routes answer somebody without"),
-    (answering(long_headers=Answer(status=200)), "headers", WARNING, "70 000"),
-    (answering(long_headers=None), "headers", WARNING, "70 000"),
-    (answering(time_limit=Answer(status=200)), "headers", ERROR, "time limit"),
-    (answering(staying=Answer(status=200)), "headers", ERROR, "staying"),
-    (answering(large_body=None), "bodies", WARNING, "2^40"),
-    (answering(nowhere=Answer(status=404, body="{}")), "errors", WARNING, "no request id"),
+    (kept(tenants=(LOGGED,)), "texts", NOTE, "of acme are logged, 0.5"),
     (
-        answering(nowhere=Answer(status=500, headers={"x-request-id": "r"}, body='Traceback: File "x"')),
-        "errors",
-        WARNING,
-        "tells of this machine",
-    ),
-    (answering(page=Answer(status=200)), "pages", WARNING, "content-security-policy"),
-    (answering(console=Answer(status=200)), "pages", WARNING, "the page /console lacks"),
-    (
-        answering(page=Answer(status=200, headers=PAGE_HEADERS, body='<script src="https://cdn.example/x.js">')),
-        "pages",
-        WARNING,
-        "https://cdn.example/x.js",
-    ),
-    (answering(strange_page=Answer(status=200, headers={"access-control-allow-origin": "*"})), "cors", WARNING, "`*`"),
-    (kept(tenants=(replace(ANY_PAGE, log_texts=0.5),)), "cors", WARNING, "a key of acme"),
-    (kept(tenants=(replace(ANY_PAGE, log_texts=0.5),)), "texts", NOTE, "of acme are logged, 0.5"),
-    (
-        replace(kept(tenants=(replace(ANY_PAGE, log_texts=0.5),)), open_logs=("/s/logs/worker-1.err",)),
+        replace(kept(tenants=(LOGGED,)), open_logs=("/s/logs/worker-1.err",)),
         "texts",
         ERROR,
         "others may read these texts: 1 logs of Ray's are open to them, /s/logs/worker-1.err among them",
     ),
-    (replace(SOUND_FACTS, was_fetched=True), "addresses", ERROR, "was fetched"),
-    (answering(place=Answer(status=200)), "adapters", ERROR, "a folder as its adapter"),
     (replace(SOUND_FACTS, environment={"RAY_AUTH_MODE": "disabled"}), "ray-token", WARNING, "RAY_AUTH_MODE=disabled"),
     (listening(DASHBOARD, environment={"X": "1"}), "ray-token", ERROR, "(not set)"),
     (replace(SOUND_FACTS, token=SecretFile(path="t", mode=0o644, is_open=True)), "ray-token", ERROR, "mode 644"),
@@ -212,17 +139,6 @@ FOUND: list[tuple[Facts, str, Severity, str]] = [
     (kept(pepper=PepperState(source="file", mode=0o600, problem="it is not the one")), "pepper", ERROR, "not the one"),
     (kept(pepper=PepperState(source="file", mode=0o640)), "pepper", ERROR, "mode 640"),
     (kept(pepper=PepperState(source="file", mode=0o600, is_beside_store=True)), "pepper", NOTE, "one copy"),
-    (kept(keys=(replace(BOSS, expires_at=None),)), "keys", NOTE, "key-1 of administrators"),
-    (kept(tenants=WIDE), "tenants", NOTE, "tokens per minute: acme"),
-    (kept(tenants=FRIENDS), "tenants", NOTE, "a, b share"),
-    (limits(max_n=100_000), "limits", NOTE, "max_n is 100000, more than the 128"),
-    (replace(SOUND_FACTS, pickles=("m/pytorch_model.bin",)), "models", NOTE, "pytorch_model.bin"),
-    (replace(SOUND_FACTS, environment={"RAY_AUTH_MODE": "token", "RAY_DEBUG": "1"}), "debug", WARNING, "RAY_DEBUG=1"),
-    (configured(logging_config={"log_level": "DEBUG"}), "debug", WARNING, "logging_config"),
-    (configured(logging_config={"enable_access_log": True}), "debug", WARNING, "logging_config"),
-    (replace(SOUND_FACTS, num_dumping=1), "dumps", WARNING, "1 processes"),
-    (replace(SOUND_FACTS, holes=holes_of(AUDITED)), "versions", ERROR, "ray 2.51.2 has CVE-2025-62593"),
-    (replace(SOUND_FACTS, holes=None), "versions", NOTE, "nobody was asked"),
 ]
 
 
@@ -247,6 +163,28 @@ def test_each_wrong_is_found_with_what_mends_it(facts: Facts, check: str, severi
     assert all(f"$ {command}" in told for command in verdict.commands)
 
 
+def test_every_verdict_that_a_check_may_give_is_given_to_something_that_is_tried() -> None:
+    places = {
+        (checks.__file__, node.lineno)
+        for node in ast.walk(ast.parse(inspect.getsource(checks)))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("error", "warning", "note", "verdict")
+    }
+    passed: set[tuple[str, int]] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        passed.add((frame.f_code.co_filename, frame.f_lineno))
+        return note
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        told = {each.check for facts, *_ in FOUND for each in examine(facts)}
+    finally:
+        sys.settrace(before)
+    assert places - passed == set()
+    assert told == {each.name for each in CHECKS}
+
+
 def test_a_proxy_that_is_full_lets_nobody_in() -> None:
     facts = replace(SOUND_FACTS, anonymous=SOUND_FACTS.anonymous | {("POST", "/v1/completions"): 503})  # type: ignore[operator]
     assert examine(facts) == []
@@ -258,11 +196,11 @@ def test_what_could_not_be_seen_is_neither_sound_nor_ill() -> None:
     told = list(lines_of(Facts(), []))
     assert "nothing answers there" in told[0]
     assert not any("nobody submits jobs" in line for line in told)
-    checks = {
+    looked_at = {
         each["name"]: each["was_looked_at"]
         for each in json.loads(json.dumps(object_of(Facts(), [], NOT_SEEN)))["checks"]
     }
-    assert (checks["store"], checks["bind"]) == (True, False)
+    assert (looked_at["store"], looked_at["bind"]) == (True, False)
 
 
 @pytest.fixture
@@ -297,8 +235,7 @@ def test_the_doctor_makes_nothing_and_changes_nothing(house: Path, capsys: pytes
     assert out.count("\n") == 1, "on one line for a program"
     told = json.loads(out)
     found = {(check["name"], each["severity"]) for check in told["checks"] for each in check["findings"]}
-    unasked = {("versions", "note")}  # where pip-audit is not installed
-    assert found - unasked == {("pepper", "note"), ("keys", "note")}
+    assert found == {("pepper", "note")}
 
 
 def test_files_that_others_may_open_and_a_wrong_pepper_are_seen(house: Path) -> None:
@@ -343,14 +280,11 @@ def test_a_database_that_is_no_store_is_told_and_not_made_one(house: Path) -> No
 
 
 class Careless(BaseHTTPRequestHandler):
-    """Answers everything to everybody, with a stack."""
+    """Answers everything to everybody."""
 
     def do_GET(self) -> None:
         self.send_response(200)
-        self.send_header("access-control-allow-origin", "*")
-        self.send_header("content-type", "application/json")
         self.end_headers()
-        self.wfile.write(b'{"error": "Traceback"}')
 
     do_POST = do_GET
 
@@ -378,9 +312,7 @@ def test_a_careless_service_is_seen_for_what_it_is(house: Path, serve: Callable[
     make_store()
     content = yaml.safe_load(Path("cluster.yaml").read_text())
     content["http_options"] |= {"host": "127.0.0.1", "port": serve("127.0.0.1")}
-    content["applications"][0]["deployments"][0]["user_config"]["adapter_roots"] = ["/no/such/folder"]
     Path("cluster.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
     facts = gather("cluster.yaml")
-    assert ["/no/such/folder" in each for each in facts.sources] == [True]
     assert [(each.port, each.is_outside) for each in facts.doors] == [(content["http_options"]["port"], False)]
-    assert {each.check for each in examine(facts)} >= {"routes", "headers", "bodies", "errors", "pages", "cors"}
+    assert {each.check for each in examine(facts)} >= {"routes"}

@@ -1,4 +1,4 @@
-"""The doctor gives its key to nobody whose certificate does not verify, and says that it does not."""
+"""The doctor says where a certificate is not trusted."""
 
 from __future__ import annotations
 
@@ -18,19 +18,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from serve_app.cli import main
-from serve_app.cli.doctor.doors import check_tls
+from serve_app.cli.doctor.checks import check_tls
 from serve_app.cli.doctor.facts import Facts
-from serve_app.cli.doctor.probes import answers_of, ask, doubt_of
+from serve_app.cli.doctor.gathering import ask, doubt_of
 from serve_app.cli.screen import Exit
 
 
 class Listening(BaseHTTPRequestHandler):
-    """Answers everything, and notes the keys that it is given."""
-
-    keys: list[str]
+    """Answers everything."""
 
     def do_GET(self) -> None:
-        self.keys.extend(self.headers.get_all("authorization", []))
         self.send_response(200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -64,45 +61,37 @@ def certificate(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def listening(certificate: Path) -> Iterator[tuple[str, list[str]]]:
-    """The address, and the keys that came there."""
-    keys: list[str] = []
+def url(certificate: Path) -> Iterator[str]:
+    """The address of a service with that certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Listening,), {"keys": keys}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Listening)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"https://127.0.0.1:{server.server_port}", keys
+    yield f"https://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
 
 
-def test_no_key_goes_where_the_certificate_does_not_verify(listening: tuple[str, list[str]]) -> None:
-    url, keys = listening
-    answers = answers_of(url, "sa-secret")
-    assert answers["health"].status == 200, "what needs no key is asked all the same"
-    assert "page" not in answers
-    assert keys == []
+def test_a_certificate_that_nobody_signed_is_doubted_and_the_service_asked_all_the_same(url: str) -> None:
+    answer = ask(url, "GET", "/health")
+    assert answer is not None
+    assert answer.status == 200
     doubt = doubt_of(url)
     assert doubt is not None
     (verdict,) = check_tls(Facts(url=url, doubt=doubt))
     assert "self-signed" in verdict.found
 
 
-def test_a_key_goes_where_it_does(
-    listening: tuple[str, list[str]], certificate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, keys = listening
+def test_one_whose_authority_is_trusted_is_not(url: str, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    assert answers_of(url, "sa-good")["page"].status == 200
-    assert keys == ["Bearer sa-good"]
     assert doubt_of(url) is None
     assert list(check_tls(Facts(url=url))) == []
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "https://127.0.0.1:abc", "http://[::1"])
 def test_nobody_answers_where_nobody_can(url: str) -> None:
-    assert ask(url, "GET", "/health", {}) is None
+    assert ask(url, "GET", "/health") is None
     assert doubt_of(url) is None
 
 

@@ -21,7 +21,7 @@ from serve_app.cli.doctor.gathering import open_logs
 from serve_app.cli.processes import listener_on
 from tests.cluster.house import House
 from tests.cluster.started import TIMEOUT_S, Started
-from tests.cluster.test_doctor import ASKED_NOBODY, command, findings
+from tests.cluster.test_doctor import command, findings
 
 pytestmark = [
     pytest.mark.cluster,
@@ -49,11 +49,10 @@ def test_the_doctor_finds_nothing_to_mend_in_what_up_starts_with_keys(
     house.command("keys", "create", "--admin", "--days", "90")
     house.run.until_ready()
     code, found, told = findings(house.folder, house.run)
-    assert found == {("pepper", "note"), ("ray-ports", "note")} | ASKED_NOBODY & found, told
+    assert found == {("pepper", "note"), ("ray-ports", "note")}, told
     assert code == 0
     said = command(house.folder, "doctor").stdout
-    for line in ("nobody without a key is answered", "headers are bounded"):
-        assert line in said
+    assert "nobody without a key is answered" in said
 
 
 def test_a_key_opens_the_door_until_it_is_revoked_and_accounts_may_die(house: House) -> None:

@@ -1,11 +1,10 @@
-"""What the doctor has seen, before anything is thought of it: sockets, answers, files, environment, versions."""
+"""What the doctor has seen, before anything is thought of it: sockets, answers, files, environment."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from serve_app.check.document import Severity
 from serve_app.cli.processes import Process
@@ -41,15 +40,6 @@ class Listener:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What came back of a request. headers: by lower-case name; body: its first 64 KiB"""
-
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SecretFile:
     """A file that holds a secret. mode: its permission bits; is_open: whether others could open it, folders and all"""
 
@@ -59,57 +49,33 @@ class SecretFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hole:
-    """A vulnerability that an installed package is known to have. fixed: the first version without it, if any"""
-
-    identifier: str
-    package: str
-    version: str
-    fixed: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything at one moment. What could not be seen is empty or None, and no check takes that for sound or ill.
 
-    file:        name of the cluster file;  content: what it says;  complaints: errors that the check has of it
-    sources:     warnings that the check has of places from which adapters are read
+    file:        name of the cluster file
     url:         where the service was asked; None where nothing answered there
     port:        that the file says
     environment: that the cluster was started with
     listeners:   of the cluster's processes
     doubt:       why nobody need believe the certificate there; None where it is trusted, or there is none
-    answers:     of the service, by the name of the probe (`serve_app.cli.doctor.probes`)
-    was_fetched: whether an address that a request named was asked for an image
     anonymous:   status by method and path, without a key
     ray_answers: of Ray's dashboard without its token, by URL
     store:       of tenants and keys; None where the file names none
     token:       the file of Ray's token
-    num_dumping: processes of the cluster that leave an image of their memory behind when they crash
     open_logs:   files among the logs of Ray's session that others may read
-    pickles:     files in the folders of models and adapters that hold pickled objects
-    holes:       that installed packages are known to have; None where nobody could be asked
     """
 
     file: str = "cluster.yaml"
-    content: Mapping[str, Any] = field(default_factory=dict)
-    complaints: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
     url: str | None = None
     port: int = 8000
     environment: Mapping[str, str] = field(default_factory=dict)
     listeners: tuple[Listener, ...] = ()
     doubt: str | None = None
-    answers: Mapping[str, Answer] = field(default_factory=dict)
-    was_fetched: bool = False
     anonymous: Mapping[tuple[str, str], int] = field(default_factory=dict)
     ray_answers: Mapping[str, int] = field(default_factory=dict)
     store: Inspection | None = None
     token: SecretFile | None = None
-    num_dumping: int = 0
     open_logs: tuple[str, ...] = ()
-    pickles: tuple[str, ...] = ()
-    holes: tuple[Hole, ...] | None = ()
 
     @property
     def was_seen(self) -> bool:
@@ -130,11 +96,6 @@ class Facts:
     def open_doors(self) -> list[Listener]:
         """Where others than this machine reach the service."""
         return [each for each in self.doors if each.is_outside]
-
-    @property
-    def worse_outside(self) -> Severity:
-        """The severity of what is an error only where others than this machine reach the service."""
-        return Severity.ERROR if self.open_doors else Severity.WARNING
 
     @property
     def tenants(self) -> Sequence[Tenant]:

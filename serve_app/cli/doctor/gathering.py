@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import json
+import http.client
 import os
-import re
+import ssl
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from serve_app.check.cluster_file import check_file
+from serve_app.api.paths import OPEN, AdminPath
+from serve_app.api.paths import Path as Route
 from serve_app.cli.address import address_of, args_of, read_cluster_file
 from serve_app.cli.client import check_url
-from serve_app.cli.doctor.facts import Facts, Hole, Listener, SecretFile
-from serve_app.cli.doctor.probes import RAY_PATHS, anonymous_statuses, answers_of, ask, doubt_of, tried
+from serve_app.cli.doctor.facts import Facts, Listener, SecretFile
 from serve_app.cli.processes import (
     Process,
     ancestors_of,
     children_of,
-    core_limit_of,
     environment_of,
     listener_on,
     listeners_of,
     processes_of_runs,
     with_words,
 )
-from serve_app.cli.screen import KEY_VARIABLES
 from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
 from serve_app.tenants.opening import Inspection, inspect_store
 
-PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 SESSION = "session_"
 """What the names of Ray's sessions begin with; the core processes of one have it in their commands."""
-SOURCES = re.compile(r"\.adapter_roots\[|\.args\.adapters: ")
-"""What `serve_app check` calls the places of adapters."""
-MAX_PICKLES = 8
-AUDIT_TIMEOUT_S = 60
+TIMEOUT_S = 5.0
+RAY_PATHS = ("/api/jobs/", "/api/serve/applications/")
 
 
 def gather(file: str, *, url: str | None = None) -> Facts:
@@ -54,30 +48,19 @@ def gather(file: str, *, url: str | None = None) -> Facts:
         Listener(address=at, port=port, holder=each) for each in processes for at, port in listeners_of(each)
     )
     asked = url or str(address)
-    key = next(filter(None, map(os.environ.get, KEY_VARIABLES)), None)
-    answers = answers_of(asked, key)
-    place, was_fetched = tried(asked, key) if answers else (None, False)
-    told = check_file(file, environment=environment).lines
+    is_there = ask(asked, "GET", Route.HEALTH) is not None
     return Facts(
         file=file,
-        content=content,
-        complaints=tuple(line for line in told if ": error: " in line),
-        sources=tuple(line for line in told if ": warning: " in line and SOURCES.search(line)),
-        url=asked if answers else None,
+        url=asked if is_there else None,
         port=address.port,
         environment=environment,
         listeners=listeners,
-        doubt=doubt_of(asked) if answers else None,
-        answers=answers if place is None else {**answers, "place": place},
-        was_fetched=was_fetched,
-        anonymous=anonymous_statuses(asked) if answers else {},
+        doubt=doubt_of(asked) if is_there else None,
+        anonymous=anonymous_statuses(asked) if is_there else {},
         ray_answers=dict(_ray_answers(listeners)),
         store=_store(content, environment),
         token=_token(environment),
-        num_dumping=sum(core_limit_of(each) != 0 for each in processes),
         open_logs=tuple(open_logs(processes)),
-        pickles=tuple(_pickles(content))[:MAX_PICKLES],
-        holes=_known_holes(),
     )
 
 
@@ -120,8 +103,8 @@ def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
             host = "127.0.0.1" if each.is_outside else each.address
             url = f"http://[{host}]:{each.port}" if ":" in host else f"http://{host}:{each.port}"
             for path in RAY_PATHS:
-                answer = ask(url, "GET", path, {})
-                if answer is not None and (answer.status != 200 or "json" in answer.headers.get("content-type", "")):
+                answer = ask(url, "GET", path)
+                if answer is not None and (answer.status != 200 or "json" in answer.kind):
                     yield f"{url}{path}", answer.status  # exporters of metrics answer any path with metrics
 
 
@@ -146,34 +129,59 @@ def _token(environment: Mapping[str, str]) -> SecretFile | None:
     return SecretFile(path=str(file), mode=mode, is_open=bool(mode & 0o007) and reached)
 
 
-def _pickles(content: Mapping[str, Any]) -> Iterator[str]:
-    for args in args_of(content):
-        adapters = args.get("adapters")
-        for named in (args.get("path"), adapters.get("path") if isinstance(adapters, dict) else adapters):
-            folder = Path(str(named or ""))
-            if named and folder.is_dir():
-                yield from (str(each) for each in sorted(folder.rglob("*")) if each.suffix in PICKLES)
+class Answer(NamedTuple):
+    """What came back of a request. kind: the content's"""
+
+    status: int
+    kind: str
 
 
-def _known_holes() -> tuple[Hole, ...] | None:
-    """Ask pip-audit, which asks PyPI's database; None where it is not installed or reaches nobody."""
-    command = [sys.executable, "-m", "pip_audit", "--local", "--progress-spinner=off", "--format=json"]
+def ask(url: str, method: str, path: str) -> Answer | None:
+    """Return what comes back; None where that is no HTTP, or too late. Any certificate will do: no key is sent."""
     try:
-        done = subprocess.run(command, capture_output=True, timeout=AUDIT_TIMEOUT_S, check=False)
-        return holes_of(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError):
+        with closing(_connection(url, is_verified=False)) as connection:
+            body = None if method == "GET" else b""
+            connection.request(method, path, body=body)
+            response = connection.getresponse()
+            return Answer(response.status, response.getheader("content-type", ""))
+    except (OSError, ValueError, http.client.HTTPException):
         return None
 
 
-def holes_of(report: bytes) -> tuple[Hole, ...]:
-    """Read pip-audit's JSON. Raises ValueError or KeyError where it is none."""
-    return tuple(
-        Hole(
-            identifier=hole["id"],
-            package=package["name"],
-            version=package["version"],
-            fixed=next(iter(hole["fix_versions"]), None),
-        )
-        for package in json.loads(report)["dependencies"]
-        for hole in package.get("vulns", ())
-    )
+def doubt_of(url: str) -> str | None:
+    """Return why this machine trusts no name of the certificate there; None where it does, or there is none."""
+    if not url.startswith("https:"):
+        return None
+    try:
+        with closing(_connection(url, is_verified=True)) as connection:
+            connection.connect()
+    except ssl.SSLCertVerificationError as error:
+        return error.verify_message
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    return None
+
+
+def anonymous_statuses(url: str) -> dict[tuple[str, str], int]:
+    """Return the status of every route that somebody without a key must not have."""
+    asked = ((route, ask(url, *route)) for route in routes())
+    return {route: answer.status for route, answer in asked if answer is not None}
+
+
+def routes() -> Iterator[tuple[str, str]]:
+    """Yield method and path, with a name that nothing has in the place of names."""
+    for path in Route:
+        if path not in OPEN:
+            yield path.method, path.replace("{id}", "doctor")
+    for admin in AdminPath:
+        yield "GET", admin.replace("{name}", "doctor").replace("{id}", "doctor")
+
+
+def _connection(url: str, *, is_verified: bool) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        if not is_verified:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return http.client.HTTPSConnection(parts.netloc, timeout=TIMEOUT_S, context=context)
+    return http.client.HTTPConnection(parts.netloc, timeout=TIMEOUT_S)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from serve_app.check.document import Severity
-from serve_app.cli.doctor import doors, kept
+from serve_app.cli.doctor import checks
 from serve_app.cli.doctor.facts import Facts, Verdict, exit_code_of
 from serve_app.cli.doctor.gathering import gather
 from serve_app.cli.screen import say, say_json
 
-NOT_SEEN = "nothing answers there: only the file, the store and versions were looked at"
+NOT_SEEN = "nothing answers there: only the store was looked at"
 
 
 def run(file: str, *, url: str | None = None, as_json: bool = False) -> int:
@@ -28,7 +28,7 @@ def run(file: str, *, url: str | None = None, as_json: bool = False) -> int:
 
 def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str, object]:
     """Return one object: `exit_code`, `url`, and under `checks` each with its findings."""
-    checks = [
+    told = [
         {
             "name": check.name,
             "makes_sure": check.sound,
@@ -38,7 +38,7 @@ def object_of(facts: Facts, verdicts: Sequence[Verdict], code: int) -> dict[str,
         for check in CHECKS
         for found in [[asdict(each) for each in verdicts if each.check == check.name]]
     ]
-    return {"exit_code": code, "url": facts.url, "checks": checks}
+    return {"exit_code": code, "url": facts.url, "checks": told}
 
 
 def lines_of(facts: Facts, verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -75,32 +75,16 @@ class Check:
 
 
 CHECKS = (
-    Check(kept.check_file, "the cluster file can be served"),
-    Check(doors.check_bind, "nobody is let in unasked from outside", needs_service=True),
-    Check(doors.check_routes, "nobody without a key is answered", needs_service=True),
-    Check(doors.check_tls, "no key crosses a network in the clear", needs_service=True),
-    Check(doors.check_headers, "headers are bounded and steer nothing", needs_service=True),
-    Check(doors.check_bodies, "bodies are bounded before they are read", needs_service=True),
-    Check(doors.check_errors, "errors tell nothing of this machine", needs_service=True),
-    Check(doors.check_pages, "the page loads nothing of others", needs_service=True),
-    Check(doors.check_cors, "web pages call only where they are listed", needs_service=True),
-    Check(doors.check_addresses, "nothing is fetched that a request names", needs_service=True),
-    Check(doors.check_adapters, "an adapter is a name and never a place", needs_service=True),
-    Check(kept.check_ray_token, "Ray's ports want a token", needs_service=True),
-    Check(doors.check_ray_dashboard, "nobody submits jobs", needs_service=True),
-    Check(doors.check_ray_ports, "Ray listens on loopback", needs_service=True),
-    Check(doors.check_haproxy, "HAProxy shows nobody its statistics", needs_service=True),
-    Check(kept.check_store, "the store is there and its owner's alone"),
-    Check(kept.check_pepper, "the pepper is right, and its owner's alone"),
-    Check(kept.check_keys, "keys of administrators end"),
-    Check(kept.check_tenants, "every tenant has a limit and a cache of its own"),
-    Check(kept.check_texts, "no tenant's prompts are logged"),
-    Check(kept.check_limits, "one request is bounded as usual"),
-    Check(kept.check_models, "no pickled objects beside weights"),
-    Check(kept.check_sources, "adapters can be read from where they may come"),
-    Check(kept.check_debug, "no developer's switch is on", needs_service=True),
-    Check(kept.check_dumps, "a crash leaves no memory behind", needs_service=True),
-    Check(kept.check_versions, "no version with a known hole"),
+    Check(checks.check_bind, "nobody is let in unasked from outside", needs_service=True),
+    Check(checks.check_routes, "nobody without a key is answered", needs_service=True),
+    Check(checks.check_tls, "no key crosses a network in the clear", needs_service=True),
+    Check(checks.check_ray_token, "Ray's ports want a token", needs_service=True),
+    Check(checks.check_ray_dashboard, "nobody submits jobs", needs_service=True),
+    Check(checks.check_ray_ports, "Ray listens on loopback", needs_service=True),
+    Check(checks.check_haproxy, "HAProxy shows nobody its statistics", needs_service=True),
+    Check(checks.check_store, "the store is there and its owner's alone"),
+    Check(checks.check_pepper, "the pepper is right, and its owner's alone"),
+    Check(checks.check_texts, "no tenant's prompts are logged"),
 )
 
 

@@ -1,23 +1,19 @@
-"""Checks of the doors: who reaches the service and Ray's own ports, and what is answered to somebody without a key."""
+"""The doctor's checks: who reaches the service and Ray's own ports, who is answered without a key, and secrets."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from serve_app.check.document import Severity
-from serve_app.cli.doctor.facts import RESTART, Facts, Listener, Verdict, error, verdict, warning
+from serve_app.cli.doctor.facts import RESTART, Facts, Listener, Verdict, error, note, verdict, warning
 
+OTHERS = 0o077
 PROXY_TLS = "docs/operations.md, TLS, has a proxy's whole configuration"
 UNAUTHENTICATED = 401
 CLOSED = frozenset({UNAUTHENTICATED, 503})
 """A proxy that is full refuses before anybody is asked for a key."""
-LEAKS = re.compile(r"Traceback|site-packages|/serve_app/\w+|\bFile \"")
-PAGES = {"page": "/docs", "console": "/console"}
-LOADED = re.compile(r"(?:src=|<link[^>]*href=)[\"'](https?://[^\"']+)")
-PAGE_HEADERS = ("content-security-policy", "referrer-policy", "x-content-type-options", "x-frame-options")
 START_RAY = "Start Ray with RAY_AUTH_MODE=token, as `serve_app up` does and `serve_app env` prints."
-ANOTHER = "Something else than this service answers there; serve the router of serve_app.deployments.apps."
 
 
 def check_bind(facts: Facts) -> Iterator[Verdict]:
@@ -120,91 +116,98 @@ def check_haproxy(facts: Facts) -> Iterator[Verdict]:
         )
 
 
-def check_headers(facts: Facts) -> Iterator[Verdict]:
-    """A client's headers are bounded, and may not steer Serve."""
-    bounded = facts.answers.get("long headers")
-    if facts.was_seen and (bounded is None or bounded.status == 200):
+def check_ray_token(facts: Facts) -> Iterator[Verdict]:
+    """Ray's ports want a token, which is a secret."""
+    if facts.environment and facts.environment.get("RAY_AUTH_MODE") != "token":
         yield verdict(
-            facts.worse_outside,
-            "70 000 characters of headers are not refused: Serve's Python proxy bounds none",
-            "Have HAProxy accept clients: start Ray with the environment that `serve_app env` prints.",
+            Severity.ERROR if any(each.is_outside for each in facts.listeners) else Severity.WARNING,
+            f"Ray runs with RAY_AUTH_MODE={facts.environment.get('RAY_AUTH_MODE', '(not set)')}:"
+            " whoever reaches its ports runs code here",
+            "Start Ray with the environment that `serve_app env` prints.",
             *RESTART,
         )
-    for probe in ("time limit", "staying"):
-        answer = facts.answers.get(probe)
-        if answer is not None and answer.status < 400:
-            yield error(f"a client may steer Serve by a header ({probe}): it was answered {answer.status}", ANOTHER)
-
-
-def check_bodies(facts: Facts) -> Iterator[Verdict]:
-    """A body of a terabyte is refused by its length, before anything of it is read."""
-    answer = facts.answers.get("large body")
-    if facts.was_seen and (answer is None or answer.status < 400):
-        yield verdict(
-            facts.worse_outside,
-            "a body of 2^40 bytes was not refused within 5 s",
-            "Lower `max_body_bytes` in the user_config of the router, and look at what stands in front of it.",
+    if facts.token is not None and facts.token.is_open:
+        yield error(
+            f"other users of this machine can open {facts.token.path} (mode {facts.token.mode:o})",
+            "Make it its owner's alone, and make another token if others use this machine.",
+            f"chmod 600 {facts.token.path}",
         )
 
 
-def check_errors(facts: Facts) -> Iterator[Verdict]:
-    """An error has a request's id, and neither a stack nor a path."""
-    answer = facts.answers.get("nowhere")
-    if answer is not None and ("x-request-id" not in answer.headers or LEAKS.search(answer.body)):
-        missing = "has no request id" if "x-request-id" not in answer.headers else "tells of this machine"
-        yield warning(
-            f"an error {missing}: {answer.status} {answer.body[:80]!r}",
-            "Another program, or Serve itself, answers in the place of the router; see its route_prefix.",
+def check_store(facts: Facts) -> Iterator[Verdict]:
+    """The store is there, is written ahead, and is its owner's alone."""
+    store = facts.store
+    if store is None:
+        return
+    if store.problem is not None:
+        yield error(
+            f"the store {store.shown} cannot be read: {store.problem}",
+            "Look in the folder that the cluster was started in; the first command that makes a key makes it.",
+            "serve_app keys create --admin",
         )
-
-
-def check_pages(facts: Facts) -> Iterator[Verdict]:
-    """Pages may load nothing of others, and stand in nobody's frame."""
-    for name, path in PAGES.items():
-        answer = facts.answers.get(name)
-        if answer is None or answer.status != 200:
-            continue
-        missing = [header for header in PAGE_HEADERS if header not in answer.headers]
-        others = LOADED.findall(answer.body)
-        if missing or others:
-            told = f"lacks {', '.join(missing)}" if missing else f"loads {others[0]}"
-            yield warning(
-                f"the page {path} {told}",
-                "Let what stands in front of the service pass its headers and pages on as they are.",
-                f"curl -si {facts.url}{path}",
-            )
-
-
-def check_cors(facts: Facts) -> Iterator[Verdict]:
-    """Web pages call only where they are listed."""
-    answer = facts.answers.get("strange page")
-    if answer is not None and answer.headers.get("access-control-allow-origin") is not None:
-        yield verdict(
-            Severity.WARNING if not facts.asks_nobody else Severity.ERROR,
-            "any web page that a person here opens may call the service: cors_origins has `*`",
-            "List the pages that may call, in `cors_origins` of the router and of the tenants.",
-            "serve_app tenants list",
+    if store.has_password:
+        yield error(
+            f"the address of the store in {facts.file} has a password, which Serve shows in its dashboard",
+            "Leave it to libpq: in ~/.pgpass, mode 600.",
+            "chmod 600 ~/.pgpass",
             f"serve_app check {facts.file}",
         )
-    for tenant in (each for each in facts.tenants if "*" in each.cors_origins):
+    if store.journal_mode not in (None, "wal"):
         yield warning(
-            f"any web page that has a key of {tenant.name} may call and read: its cors_origins has `*`",
-            "List the pages that may.",
-            f"serve_app tenants set {tenant.name} --cors-origins https://app.example.org",
+            f"{store.file} is written in journal mode {store.journal_mode}: readers wait for writers",
+            "Any command on the store switches it to WAL; a network's file system cannot hold it: use a disk.",
+            "serve_app keys list",
+            f"sqlite3 {store.file} 'PRAGMA journal_mode'",
+        )
+    if store.mode is not None and store.mode & OTHERS:
+        yield warning(
+            f"others may open {store.file} (mode {store.mode:o}): names, scopes and bills",
+            "Make it and what SQLite writes beside it their owner's alone.",
+            f"chmod 600 {store.file}*",
         )
 
 
-def check_addresses(facts: Facts) -> Iterator[Verdict]:
-    """Whoever has the service fetch what they name reaches what it reaches: Ray's ports, or a cloud's secrets."""
-    if facts.was_fetched:
-        yield error("an image was fetched from the address that a request named", ANOTHER)
+def check_pepper(facts: Facts) -> Iterator[Verdict]:
+    """Without the pepper a stolen store opens no door; so it is the right one, a secret, and elsewhere."""
+    if facts.store is None:
+        return
+    pepper, file = facts.store.pepper, facts.store.pepper.file
+    if facts.store.problem is None and (pepper.problem is not None or pepper.source == "none"):
+        yield error(
+            f"no key opens the door: {pepper.problem or 'there is no pepper'}",
+            f"Bring back the pepper from your copy, to {file} or SERVE_APP_PEPPER; it cannot be made again.",
+            f"chmod 600 {file}",
+            "serve_app keys list",
+        )
+    if pepper.mode is not None and pepper.mode & OTHERS:
+        yield error(
+            f"others may read the pepper {file} (mode {pepper.mode:o})",
+            "Make it its owner's alone; if others use this machine, exchange pepper and keys.",
+            f"chmod 600 {file}",
+        )
+    if pepper.is_beside_store:
+        yield note(
+            f"the pepper {file} is in the folder of the store: one copy of that folder has both",
+            "Keep it elsewhere (`args.pepper`), or in SERVE_APP_PEPPER, and out of the store's backup.",
+        )
 
 
-def check_adapters(facts: Facts) -> Iterator[Verdict]:
-    """An adapter is one of those in the folder that the file names, and a client knows it by its name alone."""
-    answer = facts.answers.get("place")
-    if answer is not None and answer.status < 400:
-        yield error(f"a request may name a folder as its adapter: it was answered {answer.status}", ANOTHER)
+def check_texts(facts: Facts) -> Iterator[Verdict]:
+    """What a tenant sends and is answered is logged where an administrator wants it, and stays while the log does."""
+    for tenant in facts.tenants:
+        if tenant.log_texts > 0:
+            yield note(
+                f"prompts and completions of {tenant.name} are logged, {tenant.log_texts:.4g} of its requests",
+                "Set it to 0 when you have seen what you needed; lines that are there stay as long as the log.",
+                f"serve_app tenants set {tenant.name} --log-texts 0",
+            )
+            if facts.open_logs:
+                yield error(
+                    f"others may read these texts: {len(facts.open_logs)} logs of Ray's are open to them,"
+                    f" {facts.open_logs[0]} among them",
+                    "Start Ray with umask 077, as `serve_app up` does and `serve_app env` prints.",
+                    f"chmod -R go-rwx {Path(facts.open_logs[0]).parent}",
+                )
 
 
 def _is_haproxy(listener: Listener) -> bool:
