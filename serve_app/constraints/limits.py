@@ -77,7 +77,6 @@ LANGUAGES: Mapping[ConstraintKind, str] = {
     "regex": "a regular expression",
     "lark": "a grammar in Lark",
     "llguidance": "a grammar of llguidance",
-    "structural_tag": "a structural tag",
     "tools": "JSON schemas of arguments",
 }
 
