@@ -1,4 +1,4 @@
-"""Follows a cluster that starts, and tells how far it has come: bars at a terminal, lines in a pipe, JSON."""
+"""Follows a cluster that starts, and tells how far it has come, in lines or in JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from enum import StrEnum
 from typing import Any
 
 from serve_app.api.paths import Path as Route
-from serve_app.cli.screen import console, is_watched
 
 
 class State(StrEnum):
@@ -144,13 +143,6 @@ def _application(name: str, status: Mapping[str, Any], *, num_wanted: int) -> Ap
     )
 
 
-def telling(*, as_json: bool, has_log: bool) -> LineTelling:
-    """Return what suits the place where this runs; bars and Ray's own lines would be in each other's way."""
-    if as_json:
-        return JsonTelling()
-    return BarTelling() if is_watched() and has_log else LineTelling()
-
-
 class LineTelling:
     """A line for each change, for logs and pipes."""
 
@@ -166,11 +158,7 @@ class LineTelling:
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:
         """Tell that everything answers."""
-        self.end()
         _print(welcome)
-
-    def end(self) -> None:
-        """Draw nothing more. Safe to repeat."""
 
 
 class JsonTelling(LineTelling):
@@ -197,38 +185,6 @@ class JsonTelling(LineTelling):
 
     def _write(self, **event: object) -> None:
         _print(json.dumps(event, ensure_ascii=False))
-
-
-class BarTelling(LineTelling):
-    """A bar for each application, of its replicas that run."""
-
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        columns = (SpinnerColumn(finished_text=MARKS[State.READY]), TextColumn("{task.description}", markup=False))
-        rest = (BarColumn(bar_width=24), TextColumn("{task.fields[told]}", markup=False), TimeElapsedColumn())
-        self._progress = Progress(*columns, *rest, console=console(), refresh_per_second=4)
-        self._tasks: dict[str, Any] = {}
-
-    def begin(self, applications: Sequence[Application], log: str | None) -> None:
-        self._progress.console.print(f"What Ray says is in {log}\n", soft_wrap=True)
-        for each in applications:
-            self._tasks[each.name] = self._progress.add_task(each.name, total=each.num_wanted, told=State.WAITING)
-        self._progress.start()
-
-    def update(self, news: Sequence[News]) -> None:
-        for each in news:
-            found = each.application
-            if found.name in self._tasks:
-                told = found.state.value + (f", {found.num_running} of {found.num_wanted}" if _counts(found) else "")
-                completed = found.num_wanted if found.state is State.READY else min(found.num_running, found.num_wanted)
-                self._progress.update(self._tasks[found.name], completed=completed, told=told)
-                if found.obstacle is not None:
-                    self._progress.console.print(f"{found.name}: {found.obstacle}", soft_wrap=True)
-
-    def end(self) -> None:
-        if self._progress.live.is_started:
-            self._progress.stop()
 
 
 def _line(application: Application) -> str:

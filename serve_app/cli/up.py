@@ -35,7 +35,7 @@ from serve_app.cli.processes import (
     start_guard,
 )
 from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit, say, say_json
-from serve_app.cli.startup import Events, LineTelling, Startup, replicas_wanted, telling
+from serve_app.cli.startup import Events, JsonTelling, LineTelling, Startup, replicas_wanted
 from serve_app.core.machine import command, variables
 
 STOP_TIMEOUT_S = 60.0
@@ -100,7 +100,7 @@ def serve_until_interrupted(
     if address.is_taken():
         raise CommandFailed(taken(address, file))
     path = log_path(address, log)
-    told = telling(as_json=as_json, has_log=path is not None)
+    told = JsonTelling() if as_json else LineTelling()
     has_haproxy = is_behind_haproxy(read_cluster_file(Path(file)), os.environ)
     if at == LOCAL:
         _tell_environment(has_haproxy=has_haproxy, is_quiet=as_json)
@@ -111,7 +111,6 @@ def serve_until_interrupted(
         cluster = _start(file, run, address, path, at, has_haproxy=has_haproxy, has_dashboard=has_dashboard)
         return _serve(cluster, Path(file), told)
     finally:
-        told.end()
         end_runs(run)
         guard.communicate()  # closes its stdin
 
@@ -199,8 +198,7 @@ def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
     try:
         loss = _watch(cluster, file, told)
     except KeyboardInterrupt:
-        return _stop(cluster, told)
-    told.end()
+        return _stop(cluster)
     if loss is None and not cluster.process.wait():
         return Exit.DONE
     loss = loss or Loss(what="the cluster ended by itself")
@@ -306,8 +304,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _stop(cluster: Cluster, told: LineTelling) -> int:
-    told.end()
+def _stop(cluster: Cluster) -> int:
     print("\nStopping…", file=sys.stderr, flush=True)
     return Exit.DONE if _shut_down(cluster) else Exit.FAILED
 

@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.cli.address import Address
 from serve_app.cli.log_file import LogFile, log_path, telling, told_by
-from serve_app.cli.startup import BarTelling, Events, JsonTelling, LineTelling, News, Startup, State, replicas_wanted
+from serve_app.cli.startup import Events, JsonTelling, LineTelling, News, Startup, State, replicas_wanted
 from serve_app.cli.up import lines_of_session, welcome
 
 LOG = """\
@@ -168,7 +168,6 @@ def test_lines_and_json_tell_the_same_start(capsys: pytest.CaptureFixture[str]) 
         teller.begin(list(startup.applications.values()), "up.log")
         teller.update(startup.update({"demo": status("DEPLOYING", 1)}, 1.5))
         teller.ready("http://127.0.0.1:1", 2.0, "Ready on http://127.0.0.1:1")
-        teller.end()
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "Loading demo; what Ray says is in up.log",
@@ -190,19 +189,3 @@ def test_what_is_ready_is_tried_by_a_browser_and_by_commands(tmp_path: Path, sto
     assert "\n  http://127.0.0.1:8123/console\n" in said
     assert '"model": "small"' in said
     assert ("authorization: Bearer" in said) is (store is not None)
-
-
-def test_bars_end_full_and_before_what_is_ready_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    startup, teller = Startup({"demo": 2, "router": 1}, started_at=0.0), BarTelling()
-    teller.begin(list(startup.applications.values()), "up.log")
-    teller.update(startup.update({"demo": status("DEPLOYING", 1), "another": status("RUNNING", 1)}, 1.0))
-    teller.update(startup.update({"demo": status("RUNNING", 2), "router": status("RUNNING", 1)}, 2.0))
-    teller.ready("http://127.0.0.1:1", 2.0, "Ready on http://127.0.0.1:1")
-    teller.end()
-    said = capsys.readouterr().out
-    assert said.startswith("What Ray says is in up.log")
-    assert [line.split()[:2] for line in said.splitlines() if "✓" in line] == [["✓", "demo"], ["✓", "router"]]
-    assert said.endswith("Ready on http://127.0.0.1:1\n")
