@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from random import Random
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from serve_app.cli.bench import Answer, ask
 from serve_app.cli.client import Service
 from serve_app.cli.screen import CommandFailed, remark
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 LEAST_ID, MOST_ID = 3, 255
 """Token ids of prompts, which every vocabulary has."""
-PATH = "/v1/completions"
 LONG, SHORT = 1024, 32
 REPLICA = "serve_app_replica_"
 
@@ -108,24 +107,14 @@ def measure(
     return found, _told(service, model)
 
 
-class Answered(NamedTuple):
-    """When a request was sent and its answer had ended, in seconds of one clock."""
-
-    sent_at: float
-    ended_at: float
-
-
-def _sent(service: Service, bodies: list[dict[str, object]]) -> list[Answered]:
-    """Send requests at once, and wait for the answers to them. Raises ServiceFailed where one fails."""
-
-    def ask(body: dict[str, object]) -> Answered:
-        sent_at = time.perf_counter()
-        for _ in service.events(PATH, body):
-            pass
-        return Answered(sent_at, time.perf_counter())
-
+def _sent(service: Service, bodies: list[dict[str, object]]) -> list[Answer]:
+    """Send requests at once, and return the answers to them. Raises CommandFailed where one fails."""
     with ThreadPoolExecutor(len(bodies)) as threads:
-        return list(threads.map(ask, bodies))
+        answers = list(threads.map(lambda body: ask(service, body), bodies))
+    for each in answers:
+        if each.error is not None:
+            raise CommandFailed(each.error, each.code)
+    return answers
 
 
 def _ids(random: Random, number: int) -> list[int]:

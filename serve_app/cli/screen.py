@@ -69,6 +69,13 @@ def console() -> Console:
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
 
 
+def remarks() -> Console:
+    """Return a console of stderr, for what is said about an answer and is none of it."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
 def is_watched() -> bool:
     """Return whether a person looks at stdout."""
     return sys.stdout.isatty()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import chat, commands, complete, listing, publishing, whatif
+from serve_app.cli import bench, chat, commands, complete, listing, publishing, whatif
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -71,6 +71,7 @@ def command() -> Any:
         (ASK, of_chats, chat.chat),
         (ASK, of_completions, complete.compare),
         (ASK, of_completions, complete.explain),
+        (LOOK, None, bench.bench),
     ):
         app.command(cls=kind, rich_help_panel=panel)(each)
     simulated = typer.Typer(help="Simulate traffic: other replicas, another placement.", no_args_is_help=True)

@@ -9,7 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from serve_app.cli import screen
-from serve_app.cli.complete import common_length, show_explanation
+from serve_app.cli.complete import show_explanation
 from serve_app.cli.listing import Dtype
 from serve_app.cli.screen import Exit
 from serve_app.core.errors import Unauthenticated
@@ -73,11 +73,15 @@ def test_several_choices_are_one_below_the_other_and_their_numbers_no_part_of_th
         (["complete", "x", "--set", "stream=true"], Exit.MISUSED, "the command says 'stream' itself; see --help."),
         (["explain", "x", "--set", "prompt=y"], Exit.MISUSED, "the command says 'prompt' itself"),
         (["chat", "x", "--set", "messages=[]"], Exit.MISUSED, "the command says 'messages' itself"),
+        (["bench", "--set", "prompt=y"], Exit.MISUSED, "the command says 'prompt' itself"),
+        (["bench", "-m", "nobody"], Exit.REFUSED, "`serve_app models` lists what is served"),
+        (["bench", DEAD, "-m", "demo"], Exit.UNREACHABLE, "No service answers"),
         (["complete", "x", "--url", DEAD], Exit.UNREACHABLE, "Start one with `serve_app up`"),
         (["complete", "x", "--dialect", "latin"], Exit.REFUSED, "latin"),
         (["compare", "x", "--models", "demo"], Exit.FAILED, "two models or more"),
         (["models", "--url", "file:///etc/hosts"], Exit.MISUSED, "begins with http:// or https://"),
         (["models", "--url", DEAD], Exit.UNREACHABLE, "No service answers"),
+        (["bench", DEAD], Exit.UNREACHABLE, "No service answers"),
         (["explain", "x", "--temperature", "9"], Exit.REFUSED, '"temperature" must be'),
     ],
 )
@@ -146,6 +150,22 @@ def test_a_key_comes_from_the_environment_or_an_option(
             monkeypatch.delenv(name)
 
 
+def test_a_bench_reports_what_it_was_worth(run: CommandLine, served: Served) -> None:
+    ran = run("bench", "-n", "6", "-c", "3", "--max-tokens", "4", "--json")
+    assert ran.code == Exit.DONE
+    told = ran.json
+    assert (told["num_answered"], told["num_failed"], told["output_tokens"]) == (6, 0, 24)
+    assert told["first_token_s"]["p50"] <= told["request_s"]["max"]
+    assert len({body["prompt"] for body in served.recorded.bodies[-6:]}) == 6
+    assert "to the first token" in run("bench", served.url, "-n", "2", "--max-tokens", "2").out
+
+
+def test_a_bench_whose_first_request_is_refused_ends_as_that_would(run: CommandLine) -> None:
+    ran = run("bench", "-n", "2", "--set", "n=2", "--set", "best_of=1", "--max-tokens", "2")
+    assert ran.code == Exit.REFUSED
+    assert "best_of" in ran.err
+
+
 def test_an_explanation_runs_nothing(run: CommandLine, served: Served) -> None:
     before = len(served.backend.submissions)
     ran = run("explain", "Once", "-m", "demo:pirate", "--temperature", "0.5", "--n", "2", "--dialect", "llama.cpp")
@@ -187,10 +207,3 @@ def test_a_limit_of_an_explanation_stands_apart_from_its_name(capsys: pytest.Cap
     lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" of 600 left")]
     assert [line.split("  ")[0] for line in lines] == ["requests per minute", "max in flight tokens", "x"]
     assert len({line.index("597") for line in lines}) == 1
-
-
-@pytest.mark.parametrize(
-    ("texts", "length"), [(["abc", "abd"], 2), (["abc", "ab"], 2), (["x", "y"], 0), (["same", "same"], 4)]
-)
-def test_texts_are_alike_to_where_two_of_them_part(texts: list[str], length: int) -> None:
-    assert common_length(texts) == length

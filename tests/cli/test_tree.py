@@ -68,7 +68,7 @@ def test_every_command_has_help(path: tuple[str, ...], each: Any, capsys: pytest
         (["tenant", "list"], "tenants"),
         (["keys", "creat", "acme"], "create"),
         (["complete", "--tempratur", "1"], "--temperature"),
-        (["whatif", "fit", "x.json", "--round", "3"], "--rounds"),
+        (["bench", "--client", "3"], "--clients"),
         (["complete", "x", "--set", "temperture=1"], "temperature"),
     ],
 )
