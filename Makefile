@@ -11,7 +11,7 @@ PIP_INSTALL := $(BIN)/python -m pip install $(if $(CI),--quiet) --disable-pip-ve
 PYTEST := $(BIN)/pytest --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 
 .DEFAULT_GOAL := serve
-.PHONY: help serve down test test-fast test-rooms test-cluster test-nodes check lint bench chaos docs lab notebooks audit sbom lock clean
+.PHONY: help serve serve-fast down test test-fast test-rooms test-cluster test-nodes check lint bench chaos docs lab notebooks audit sbom lock clean
 .NOTPARALLEL:  # a cluster is not tested beside anything else
 unexport PYTHONDONTWRITEBYTECODE  # tests that are not kept compiled take half as long again to collect, in every process
 
@@ -20,6 +20,8 @@ help: ## What there is
 
 serve: $(VENV)/.installed ## Serve cluster.yaml on 127.0.0.1:8000; Ctrl-C ends everything
 	@$(BIN)/serve_app up $(CLUSTER)
+
+serve-fast: serve ## The same as serve, for one version
 
 down: $(VENV)/.installed ## End the cluster that an earlier `make serve` left behind
 	@$(BIN)/serve_app down $(CLUSTER)

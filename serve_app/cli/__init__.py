@@ -1,3 +1,3 @@
-"""Command line: `serve_app up | complete | chat | compare | explain | bench | models | …`."""
+"""Command line: `serve_app up | complete | chat | compare | explain | top | bench | models | …`."""
 
 from serve_app.cli.main import main as main

@@ -299,5 +299,5 @@ def _stranger(url: str) -> ServiceFailed:
 
 
 def _broken(url: str) -> ServiceFailed:
-    message = f"{url} broke off before its answer ended. `GET /health` says whether it is well."
+    message = f"{url} broke off before its answer ended. `serve_app top` shows whether it is well."
     return ServiceFailed(message, Exit.SERVICE_FAILED)

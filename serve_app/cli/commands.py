@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serve_app.cli.offering import CLUSTER_FILE, SWITCH, AsJson, ClusterFile
+from serve_app.cli.offering import CLUSTER_FILE, SWITCH, AsJson, ClusterFile, Fast
 from serve_app.cli.screen import Exit, say, say_json
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ Dashboard = Annotated[
 
 def up(
     file: ClusterFile = CLUSTER_FILE,
+    fast: Fast = False,
     port: Port = None,
     dashboard: Dashboard = False,
     address: Annotated[
@@ -43,6 +45,7 @@ def up(
     from serve_app.check.cluster_file import check_file  # imports Ray, which takes its time
     from serve_app.cli.up import serve_until_interrupted
 
+    _say_of_fast(fast)
     report = check_file(file, environment=os.environ)
     if not as_json:
         say("\n".join(report.lines))
@@ -68,11 +71,12 @@ def down(
     return end_cluster(file, port=port, as_json=as_json)
 
 
-def check(file: ClusterFile = CLUSTER_FILE, as_json: AsJson = False) -> int:
+def check(file: ClusterFile = CLUSTER_FILE, fast: Fast = False, as_json: AsJson = False) -> int:
     """Validate a cluster file; starts nothing."""
     from serve_app.check.cluster_file import check_file
     from serve_app.cli.up import notes_on_port
 
+    _say_of_fast(fast)
     report = check_file(file, environment=os.environ, notes=notes_on_port(file))
     if as_json:
         _say_report(file, report)
@@ -90,25 +94,33 @@ def doctor(
         bool,
         typer.Option("--cluster", metavar=SWITCH, help="Look at every node of the Ray cluster instead: what differs."),
     ] = False,
+    fast: Fast = False,
     as_json: AsJson = False,
 ) -> int:
     """Look at what a running service lets in, and say how to mend it."""
     from serve_app.cli.doctor import differences, report  # imports Ray, which takes its time
 
+    _say_of_fast(fast)
     return differences.run(file, as_json=as_json) if cluster else report.run(file, url=url, as_json=as_json)
 
 
-def env(as_json: AsJson = False) -> int:
+def env(fast: Fast = False, as_json: AsJson = False) -> int:
     """Print the environment that a cluster of your own wants, as shell lines."""
     from serve_app.check.ray_environment import is_behind_haproxy
     from serve_app.cli.environment import cluster_settings, shell_lines
 
+    _say_of_fast(fast)
     has_haproxy = is_behind_haproxy({}, os.environ)
     if as_json:
         say_json([asdict(each) for each in cluster_settings(os.environ, has_haproxy=has_haproxy)])
     else:
         say("\n".join(shell_lines(os.environ, has_haproxy=has_haproxy)))
     return Exit.DONE
+
+
+def _say_of_fast(fast: bool) -> None:
+    if fast:
+        print("serve_app: --fast is the default now, and goes with the next version", file=sys.stderr)
 
 
 def _say_report(file: str, report: Report) -> None:

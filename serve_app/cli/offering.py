@@ -170,6 +170,7 @@ Stream = Annotated[
         "--stream/--no-stream", metavar=SWITCH, help="Show text as it comes. Usually where a person looks at it."
     ),
 ]
+Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="The default now; goes with the next version.")]
 ClusterFile = Annotated[str, typer.Argument(metavar="[FILE]", help="The cluster file.")]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import bench, chat, commands, complete, listing, publishing, whatif
+from serve_app.cli import bench, chat, commands, complete, listing, publishing, top, whatif
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -29,7 +29,8 @@ ELSEWHERE = MappingProxyType(
     {
         **dict.fromkeys(("serve", "run", "start", "deploy"), "up"),
         **dict.fromkeys(("stop", "shutdown", "kill"), "down"),
-        **dict.fromkeys(("list", "ls", "status", "ps"), "models"),
+        **dict.fromkeys(("list", "ls"), "models"),
+        **dict.fromkeys(("status", "ps"), "top"),
         **dict.fromkeys(("validate", "lint"), "check"),
         **dict.fromkeys(("generate", "completion"), "complete"),
         "version": "--version",
@@ -71,6 +72,7 @@ def command() -> Any:
         (ASK, of_chats, chat.chat),
         (ASK, of_completions, complete.compare),
         (ASK, of_completions, complete.explain),
+        (LOOK, None, top.top),
         (LOOK, None, bench.bench),
     ):
         app.command(cls=kind, rich_help_panel=panel)(each)

@@ -82,6 +82,7 @@ def test_several_choices_are_one_below_the_other_and_their_numbers_no_part_of_th
         (["models", "--url", "file:///etc/hosts"], Exit.MISUSED, "begins with http:// or https://"),
         (["models", "--url", DEAD], Exit.UNREACHABLE, "No service answers"),
         (["bench", DEAD], Exit.UNREACHABLE, "No service answers"),
+        (["top", "--once", "--url", DEAD], Exit.UNREACHABLE, "No service answers"),
         (["explain", "x", "--temperature", "9"], Exit.REFUSED, '"temperature" must be'),
     ],
 )
@@ -164,6 +165,12 @@ def test_a_bench_whose_first_request_is_refused_ends_as_that_would(run: CommandL
     ran = run("bench", "-n", "2", "--set", "n=2", "--set", "best_of=1", "--max-tokens", "2")
     assert ran.code == Exit.REFUSED
     assert "best_of" in ran.err
+
+
+def test_top_shows_replicas_and_totals(run: CommandLine) -> None:
+    ran = run("top", "--once", "--interval", "0.2")
+    assert "replica-0" in ran.out
+    assert run("top", "--json", "--interval", "0.2").json["replicas"][0]["model"] == "demo"
 
 
 def test_an_explanation_runs_nothing(run: CommandLine, served: Served) -> None:

@@ -1,11 +1,73 @@
-"""What a load comes to, in numbers that can be checked by hand."""
+"""What a load and two looks at the metrics come to, in numbers that can be checked by hand."""
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
+from rich.console import Console
 
 from serve_app.cli.bench import Answer, Load, quantile, report
 from serve_app.cli.complete import common_length
+from serve_app.cli.top import board, drawn, read_look
+
+BEFORE = """\
+# TYPE serve_app_replica_steps_total counter
+serve_app_replica_steps_total{router="r",model="demo",replica="a"} 10
+serve_app_replica_step_seconds_total{router="r",model="demo",replica="a"} 1.0
+serve_app_replica_blocks{router="r",model="demo",replica="a"} 100
+serve_app_replica_blocks_free{router="r",model="demo",replica="a"} 100
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="acme"} 1.0
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="*"} 1.0
+serve_app_replica_flow_generated_tokens_total{router="r",model="demo",replica="a",flow="acme"} 100
+"""
+AFTER = """\
+serve_app_replica_steps_total{router="r",model="demo",replica="a"} 30
+serve_app_replica_step_seconds_total{router="r",model="demo",replica="a"} 2.0
+serve_app_replica_blocks{router="r",model="demo",replica="a"} 100
+serve_app_replica_blocks_free{router="r",model="demo",replica="a"} 25
+serve_app_replica_sequences_running{router="r",model="demo",replica="a"} 3
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="acme"} 1.75
+serve_app_replica_flow_seconds_total{router="r",model="demo",replica="a",flow="*"} 1.25
+serve_app_replica_flow_generated_tokens_total{router="r",model="demo",replica="a",flow="acme"} 150
+serve_app_prompt_tokens_total{router="r",model="demo"} 40
+serve_app_cached_tokens_total{router="r",model="demo"} 10
+serve_app_admission_predicted_wait_seconds{router="r",model="demo"} 2.5
+serve_app_model_replicas{router="r",model="demo",state="wanted"} 3
+serve_app_model_replicas{router="r",model="demo",state="starting"} 2
+serve_app_model_replicas{router="r",model="demo",state="draining"} 0
+"""
+
+
+def test_rates_are_of_the_time_between_two_looks() -> None:
+    seen = board(read_look(BEFORE, 0.0), read_look(AFTER, 2.0))
+    (replica,) = seen.replicas
+    assert (replica.model, replica.running, replica.steps_per_s, replica.busy) == ("demo", 3, 10.0, 0.5)
+    assert replica.blocks_used == 0.75
+    assert [(each.tenant, each.share) for each in seen.tenants] == [("acme", 0.75), ("all others", 0.25)]
+    assert seen.tenants[0].generated_per_s == seen.generated_per_s == 25.0
+    assert (seen.cached_share, seen.waits_s) == (0.25, {"demo": 2.5})
+    console = Console(file=StringIO(), width=120)
+    console.print(drawn(seen, "http://here"))
+    assert isinstance(console.file, StringIO)
+    assert "demo: 1 of 3 replicas, 2 starting\n" in console.file.getvalue().replace("  ", "")
+
+
+def test_two_looks_at_two_routers_have_no_gain_between_them() -> None:
+    other = AFTER.replace('router="r"', 'router="s"')
+    seen = board(read_look(BEFORE, 0.0), read_look(other, 1.0))
+    assert (seen.generated_per_s, seen.prompt_per_s) == (0.0, 0.0)
+    assert (seen.replicas[0].steps_per_s, seen.replicas[0].busy) == (0.0, 0.0)
+    assert {each.generated_per_s for each in seen.tenants} == {0.0}
+    back = board(read_look(BEFORE, 0.0), read_look(AFTER + other, 2.0))
+    assert back.generated_per_s == 25.0, "what both looks have is told as it is"
+    assert (back.replicas[0].steps_per_s, back.tenants[0].share) == (10.0, 0.75)
+
+
+def test_a_counter_that_began_anew_has_gained_nothing() -> None:
+    seen = board(read_look(AFTER, 0.0), read_look(BEFORE, 1.0))
+    assert seen.replicas[0].steps_per_s == 0.0
+    assert seen.generated_per_s == 0.0
 
 
 def test_a_report_counts_what_failed_and_times_what_did_not() -> None:

@@ -73,6 +73,7 @@ def whole(status: str, content: object) -> bytes:
         ((*ASK, "--stream"), head("200 OK", "transfer-encoding: chunked") + b"20\r\ndata: {"),
         (ASK, head("200 OK", "content-length: 100") + b'{"choices": []}'),
         (ASK, head("500 Internal Server Error", "content-length: 100") + b"{"),
+        (("top", "--once"), head("200 OK", "content-length: 100") + b"# TYPE"),
     ],
 )
 def test_an_answer_that_breaks_off_anywhere_is_told_as_that(

@@ -146,7 +146,7 @@ def test_completions_of_a_shell_know_the_commands() -> None:
 
 @pytest.mark.parametrize(
     ("word", "ours"),
-    [("serve", "up"), ("run", "up"), ("list", "models"), ("version", "--version"), ("stop", "down"), ("ps", "models")],
+    [("serve", "up"), ("run", "up"), ("list", "models"), ("version", "--version"), ("stop", "down"), ("ps", "top")],
 )
 def test_a_command_of_other_programs_is_told_ours(word: str, ours: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([word]) == Exit.MISUSED
