@@ -97,7 +97,8 @@ class Calls:
 
     async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | bool:
         request_ids = [request.request_id for request in requests]
-        is_kept, error = False, None
+        is_kept = False
+        error: ServeError | None = None
         try:
             if self.is_lost:
                 error = replica_lost("is gone")
