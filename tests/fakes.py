@@ -85,6 +85,7 @@ class FakeSequence:
     num_chars: int = 0
     is_first: bool = True
     begun_at: int = 0
+    num_counted: int = 0
 
 
 @dataclass(slots=True)
@@ -167,7 +168,7 @@ class FakeBackend:
         finally:
             self.num_attached -= 1
 
-    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> bool:
         await self.submit_gate.wait()
         if self._has_died:
             raise ConnectionError("the process is gone")
@@ -181,6 +182,7 @@ class FakeBackend:
             self._live[request.request_id] = [self._sequence(request, s) for s in request.samples]
         if not self.is_stepped and self._stepper is None:
             self._stepper = asyncio.get_running_loop().create_task(self._run())
+        return self.keeping.make_room(requests)
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         if self._has_died:
@@ -200,16 +202,16 @@ class FakeBackend:
             raise ConnectionError("the process is gone")
         self.paused -= set(request_ids)
 
-    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
+    async def recall(self, response_id: str, owner: str, claim: str) -> tuple[Past, ...]:
         if self._has_died:
             raise ConnectionError("the process is gone")
-        found = self.keeping.find(response_id, owner)
+        found = self.keeping.find(response_id, owner, claim)
         for past in found:
             request_id = past.request.request_id
             if self._live.pop(request_id, None):
                 self.keeping.leave([request_id])
                 self.send(self._routers[request_id], Delta(request_id=request_id, sample=0, error=Resumed("elsewhere")))
-        return tuple(replace(past, numerics=self.card.model.numerics) for past in found)
+        return tuple(replace(past, numerics=self.card.model.numerics if past.deltas else "") for past in found)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         """A token per character, its code point; the end of sequence stands for all special tokens."""
@@ -273,8 +275,10 @@ class FakeBackend:
             for sequence in list(sequences) if request_id not in self.paused else ():
                 delta = self._advance(sequence)
                 flow = sequence.request.share.flow
-                self.spent[flow] = _grown(self.spent.get(flow), delta, flow=flow)
-                self.spent_on[request_id] = _grown(self.spent_on.get(request_id), delta, flow=flow)
+                counted = delta if sequence.position > sequence.num_counted else replace(delta, token_ids=())
+                counted = replace(counted, prompt=None) if sequence.num_counted else counted
+                self.spent[flow] = _grown(self.spent.get(flow), counted, flow=flow)
+                self.spent_on[request_id] = _grown(self.spent_on.get(request_id), counted, flow=flow)
                 deltas.setdefault(self._routers[request_id], []).append(delta)
                 if delta.finish is not None:
                     sequences.remove(sequence)
@@ -324,6 +328,7 @@ class FakeBackend:
             sequence.position += 1
             sequence.num_chars += len(word)
         sequence.begun_at = sequence.position
+        sequence.num_counted = 0 if continued is None else continued.num_counted
         return sequence
 
     def _advance(self, sequence: FakeSequence) -> Delta:

@@ -47,6 +47,10 @@ TOLD_HEADERS: dict[str, Any] = {
         "schema": STRING,
     },
     "X-Seed": {"description": "The seed that was sent or drawn.", "schema": STRING},
+    "X-Resumable": {
+        "description": "Of a stream: whether its client can fetch it anew, should it break off.",
+        "schema": {"enum": ["true", "false"]},
+    },
     "X-Ignored-Parameters": {
         "description": "Names that are no parameters, percent-encoded; `+n` stands for n more.",
         "schema": STRING,

@@ -348,6 +348,7 @@ def _phase(name: str, num_tokens: int, seconds: float) -> dict[str, object]:
 
 
 IGNORED = "x-ignored-parameters"
+RESUMABLE = "x-resumable"
 SEED = "x-seed"
 SERVED = "x-served-model"
 SUFFIX_MODE = "x-suffix-mode"
@@ -361,13 +362,19 @@ MAX_ADDRESS_CHARS = 1500
 
 
 def response_headers(
-    request: CompletionRequest, usage: Usage | None = None, models: Iterable[ModelRef] = ()
+    request: CompletionRequest,
+    usage: Usage | None = None,
+    models: Iterable[ModelRef] = (),
+    *,
+    is_kept: bool | None = None,
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers that are known by now; `usage` is None before anything was computed.
 
-    models: that answer, as far as they are known
+    models: that answer, as far as they are known;  is_kept: of a stream, that its client can fetch it anew
     """
     headers = []
+    if is_kept is not None:
+        headers.append((RESUMABLE, str(is_kept).lower()))
     if addresses := tuple(dict.fromkeys(each.pinned for each in models)):
         headers.append((SERVED, listed_names(addresses, max_name_chars=MAX_ADDRESS_CHARS, safe=":/@*+")))
     if request.ignored_parameters:

@@ -34,8 +34,12 @@ class Backend(Protocol):
     def attach(self, router_id: str) -> AsyncGenerator[Frame, None]:
         """Stream frames to the router until it leaves. A second attach of the same router ends the first."""
 
-    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
-        """Accept all requests or none. Raises ServeError if it refuses any; then it has started none."""
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> bool:
+        """Accept all requests or none, and return whether it keeps all that it was to keep (`kept`).
+
+        Raises ServeError if it refuses any; then it has started none.
+        """
+        ...
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         """Abort requests; no delta follows for them. Ignore unknown and finished ones."""
@@ -49,10 +53,12 @@ class Backend(Protocol):
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
         """Let paused requests go on."""
 
-    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
+    async def recall(self, response_id: str, owner: str, claim: str) -> tuple[Past, ...]:
         """Return what is kept of an owner's stream, under either of its ids, so that another router goes on with it.
 
         What still runs of it ends, and the router that had it is told so.
+
+        claim: names this fetch; for others the stream `is_taken` for a moment
         """
         ...
 

@@ -292,7 +292,7 @@ class Residency:
 class KeptCard:
     """Streams that are kept for their clients though nothing more of them is computed.
 
-    num_forgotten: before their time, as there was no room
+    num_bytes: of those that run, too;  num_forgotten: before their time, as there was no room
     """
 
     num_streams: int = 0

@@ -42,12 +42,19 @@ def behind(delta: Delta, place: Place) -> Delta:
 class Past:
     """One prompt of a stream that is kept, and all that was told of it, in order.
 
-    numerics: of the replica that told it
+    numerics: of the replica that told it, where another has to go on with the same; "" is any
+    is_taken: another request has just fetched it, and goes on with it
     """
 
     request: GenerationRequest
-    deltas: tuple[Delta, ...]
+    deltas: tuple[Delta, ...] = ()
     numerics: str = ""
+    is_taken: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether every completion has."""
+        return sum(each.finish is not None for each in self.deltas) == self.request.n
 
 
 class Progress:
@@ -218,4 +225,4 @@ class _Completion:
         if self.has_ended:
             return None
         self._at, mu = self._settled
-        return Continued(token_ids=tuple(self.token_ids[: self._at[0]]), mu=mu)
+        return Continued(token_ids=tuple(self.token_ids[: self._at[0]]), mu=mu, num_counted=self._told[0])

@@ -312,10 +312,12 @@ class Continued:
 
     token_ids: generated so far; nothing of them is told again
     mu:        Mirostat's bound behind them; None without Mirostat
+    num_counted: tokens, these among them, that replicas have counted for its tenant: they are not counted again
     """
 
     token_ids: tuple[int, ...] = ()
     mu: float | None = None
+    num_counted: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +328,7 @@ class Kept:
     created:     Unix seconds
     owner:       the id of the key that it is for
     path, dialect, body: of the request as it came;  seed: that was drawn for it, or sent
-    num_parts:   prompts that it has in all, those for several models counted for each
+    models:      of its parts, in order
     seconds:     for which it is kept once nothing more of it is computed
     """
 
@@ -338,8 +340,13 @@ class Kept:
     dialect: str
     body: bytes
     seed: int | None
-    num_parts: int = 1
+    models: tuple[ModelRef, ...] = ()
     seconds: float
+
+    @property
+    def num_parts(self) -> int:
+        """Prompts that it has in all, those for several models counted for each."""
+        return len(self.models)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,6 +403,11 @@ class GenerationRequest:
     is_reported: bool = False
     kept: Kept | None = None
     past: tuple[Delta, ...] = ()
+
+    @property
+    def part(self) -> int:
+        """Which of the prompts of its response it is, as its id says."""
+        return int(self.request_id.split("/")[1])
 
     @property
     def samples(self) -> tuple[int, ...]:

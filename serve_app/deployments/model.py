@@ -141,7 +141,7 @@ class Model:
         finally:
             await frames.aclose()
 
-    async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> ServeError | None:
+    async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> bool | ServeError:
         self._refuse_strays(replica_id)
         with log_context(request.client_request_id for request in requests):
             return await answer_or_refusal(self._service.submit(router_id, requests))
@@ -158,9 +158,9 @@ class Model:
         self._refuse_strays(replica_id)
         await self._service.resume(router_id, request_ids)
 
-    async def recall(self, replica_id: str, response_id: str, owner: str) -> tuple[Past, ...] | ServeError:
+    async def recall(self, replica_id: str, response_id: str, owner: str, claim: str) -> tuple[Past, ...] | ServeError:
         self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.recall(response_id, owner))
+        return await answer_or_refusal(self._service.recall(response_id, owner, claim))
 
     async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization | ServeError:
         self._refuse_strays(replica_id)

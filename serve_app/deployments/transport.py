@@ -71,9 +71,11 @@ class RayBackend:
         finally:
             frames.cancel()
 
-    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> bool:
         timeout_s = PATIENT_TIMEOUT_S if may_take_long(requests) else self._timeout_s
-        await self._call(self._submit, self._replica_id, router_id, tuple(requests), timeout_s=timeout_s)
+        arguments = (self._replica_id, router_id, tuple(requests))
+        is_kept: bool = await self._call(self._submit, *arguments, timeout_s=timeout_s)
+        return is_kept
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         await self._call(self._abort, self._replica_id, router_id, tuple(request_ids))
@@ -84,8 +86,8 @@ class RayBackend:
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
         await self._call(self._resume, self._replica_id, router_id, tuple(request_ids))
 
-    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
-        found: tuple[Past, ...] = await self._call(self._recall, self._replica_id, response_id, owner)
+    async def recall(self, response_id: str, owner: str, claim: str) -> tuple[Past, ...]:
+        found: tuple[Past, ...] = await self._call(self._recall, self._replica_id, response_id, owner, claim)
         return found
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:

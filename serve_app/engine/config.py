@@ -79,8 +79,8 @@ class EngineConfig:
                        more until there is room, longer ones first, and those of a flow that has half of it
     max_outbox_deltas: deltas pending for a router that reads slowly; beyond that, those of one sequence are merged
     max_outbox_bytes:  bytes pending for a router that does not read; beyond that, its requests end with an error
-    resume_bytes:      kept of streams that have ended or were left, so that their clients can fetch them (`resume_s` of
-                       the router); beyond that the oldest are forgotten
+    resume_bytes:      kept of streams, so that clients that lost them can fetch them (`resume_s` of the router); beyond
+                       that the oldest that ended or were left are forgotten, and no more are kept
     images:            whether a model that takes images does so here; false does not even load its vision encoder
     max_image_pixels:  pixels of one image, as its header says, before it is decoded
     max_waiting_image_bytes: bytes of image files that may wait for the vision encoder; the replica refuses more

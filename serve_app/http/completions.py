@@ -227,7 +227,8 @@ class Completions:
 def _headers_of(story: Story, request: CompletionRequest) -> RawHeaders:
     usage = None if story.run is None else story.run.stats.usage
     models = () if story.opened is None else [each.model for each in story.opened.requests]
-    return response_headers(request, usage, models)
+    is_kept = None if story.run is None or not request.stream else story.run.is_kept
+    return response_headers(request, usage, models, is_kept=is_kept)
 
 
 NAME = "X-Request-Timeout"

@@ -69,7 +69,7 @@ RESIDENCY_TOTALS: dict[str, tuple[str, Callable[[Residency], float]]] = {
 }
 KEPT: dict[str, tuple[str, Callable[[KeptCard], float]]] = {
     "kept_streams": ("Streams that are kept for clients that lost them.", lambda kept: kept.num_streams),
-    "kept_bytes": ("Memory of streams that are kept for clients that lost them.", lambda kept: kept.num_bytes),
+    "kept_bytes": ("Memory of kept streams, those that run included.", lambda kept: kept.num_bytes),
 }
 FLOW_TOTALS: dict[str, tuple[str, Callable[[FlowUsage], float]]] = {
     "seconds": ("Time of engine steps, divided by the rows of each flow.", lambda usage: usage.engine_ns / 1e9),

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.dialects import HEADER, Dialect
 from serve_app.api.error_text import shown
-from serve_app.api.responses import IGNORED, SEED, SERVED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
+from serve_app.api.responses import IGNORED, RESUMABLE, SEED, SERVED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
 from serve_app.core.errors import BodyLost, InvalidRequest, UnsupportedMediaType
 from serve_app.core.log_context import log_context
 from serve_app.http.exchange import NAMES, Exchange, as_serve_error, dialect_heard
@@ -283,6 +283,7 @@ FILTERS: tuple[Callable[[Scope, Receive, Send], Channels], ...] = (
 TOLD = (
     HEADER,
     IGNORED,
+    RESUMABLE,
     SEED,
     SERVED,
     SUFFIX_MODE,

@@ -43,9 +43,9 @@ class ResumedStreams(Completions):
         kept, style = found.kept, self._styles[found.kept.path]
         exchange.dialect = DIALECTS[kept.dialect]
         parsed = style.parse(kept.body, self._settings.limits, lambda model: exchange.dialect)
-        drawn_by = found.parts[0].request.client_request_id
+        drawn_by = found.first.request.client_request_id
         request = self._settle(parsed.model_copy(update={"seed": kept.seed}), exchange, story, request_id=drawn_by)
         last_id = headers.get(NAME, "")
         seen = read_places(last_id, request.num_choices) if last_id else Seen()
-        run = self._router.resume(found, story.ticket, limit_s=limit_s)
+        run = self._router.resume(found, request, story.ticket, seen=seen.num_tokens, limit_s=limit_s)
         return Opened(request=request, run=run, style=style, created=kept.created, seen=seen)

@@ -180,7 +180,7 @@ class ModelService:
             async for frame in frames:
                 yield frame
 
-    async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> None:
+    async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> bool:
         self._check_engine()
         self._open.check_room(requests)
         for request in requests:
@@ -203,6 +203,7 @@ class ModelService:
             self._keeping.forget(request.request_id for request in requests)
             raise
         self._begin(prepared)
+        return self._keeping.make_room(requests)
 
     async def abort(self, router_id: str, request_ids: Items[str]) -> None:
         self._end(self._open.among(request_ids, router_id))
@@ -217,13 +218,13 @@ class ModelService:
             self._open.resume(known)
             self.engine.resume(known)
 
-    async def recall(self, response_id: str, owner: str) -> tuple[Past, ...]:
-        found = self._keeping.find(response_id, owner)
+    async def recall(self, response_id: str, owner: str, claim: str) -> tuple[Past, ...]:
+        found = self._keeping.find(response_id, owner, claim)
         if running := frozenset(each.request.request_id for each in found if each.request.request_id in self._open):
             error = Resumed("The client has fetched this stream anew, and it goes on there.")
             self._delivery.lose(running, error, self.engine.load)
             self._end(running)
-        return tuple(replace(each, numerics=self._card.numerics) for each in found)
+        return tuple(replace(each, numerics=self._card.numerics if each.deltas else "") for each in found)
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
         return await self._tokenizations.tokenize(request)

@@ -38,7 +38,7 @@ class Calls:
         self._router_id = router_id
         self._replica_id = replica_id
         self._on_refused = on_refused
-        self._submissions: dict[str, asyncio.Task[ServeError | None]] = {}
+        self._submissions: dict[str, asyncio.Task[ServeError | bool]] = {}
         self._taken_late: set[str] = set()
         self._tasks: set[asyncio.Task[object]] = set()
         self._asking: set[asyncio.Task[object]] = set()
@@ -60,8 +60,8 @@ class Calls:
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
-    def submit(self, requests: Sequence[GenerationRequest]) -> asyncio.Task[ServeError | None]:
-        """Give requests to the replica; the task ends with None, or with the error that refused them all."""
+    def submit(self, requests: Sequence[GenerationRequest]) -> asyncio.Task[ServeError | bool]:
+        """Give requests to the replica; the task ends as `Backend.submit`, or with the error that refused them all."""
         if may_take_long(requests):
             self._taken_late |= {request.request_id for request in requests}
         task = self.spawn(self._submit(requests))
@@ -95,14 +95,15 @@ class Calls:
         """Raises ServeError."""
         return await self._ask(self._backend.detokenize(token_ids))
 
-    async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | None:
+    async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | bool:
         request_ids = [request.request_id for request in requests]
+        is_kept = False
         error: ServeError | None = None
         try:
             if self.is_lost:
                 error = replica_lost("is gone")
             else:
-                await self._backend.submit(self._router_id, requests)
+                is_kept = await self._backend.submit(self._router_id, requests)
         except ServeError as refusal:
             error = refusal
         except Exception as failure:
@@ -113,8 +114,9 @@ class Calls:
             self._taken_late.difference_update(request_ids)
             for request_id in request_ids:
                 self._submissions.pop(request_id, None)
-        if error is not None:
-            self._on_refused(request_ids)
+        if error is None:
+            return is_kept
+        self._on_refused(request_ids)
         return error
 
     async def _hurry(self, request_ids: Sequence[str]) -> None:

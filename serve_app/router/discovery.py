@@ -17,7 +17,7 @@ from serve_app.router.patience import patience
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 1.0
-HURRIED_PERIOD_S = 0.15
+HURRIED_PERIOD_S, LEAST_PERIOD_S = 0.15, 0.05
 ANSWER_S = 2.0
 """A cluster that does not tell its applications for so long is asked on, while those of before are greeted."""
 HELLO_TIMEOUT_S, ALONE_TIMEOUT_S = 2.0, 0.5
@@ -122,13 +122,17 @@ class Discovery:
         self._is_hurried.set()
 
     async def run(self) -> None:
-        """Look for ever: once a second, at once if hurried, and faster while something is not ready."""
+        """Look for ever: once a second, at once if hurried, and faster while something is not ready.
+
+        However often it is hurried, there is a least time between two looks.
+        """
         while True:
             self._is_hurried.clear()
             try:
                 await self.look()
             except Exception:
                 logger.warning("could not look at the cluster; what was known stays", exc_info=True)
+            await asyncio.sleep(LEAST_PERIOD_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(HURRIED_PERIOD_S if self._is_something_missing else PERIOD_S):
                     await self._is_hurried.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -109,6 +110,13 @@ class Fleet:
         """Known models without a ready replica that may have one later."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
         return sorted(known - set(self._cards) - self._failed - set(self.asleep))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every replica that is said to run was met."""
+        num_met = Counter(link.card.model.name for link in self._links.values())
+        is_met = (num_met[name] >= scale.wanted - scale.starting for name, scale in self._scales.items())
+        return bool(self._links) and not self.loading and all(is_met)
 
     @property
     def asleep(self) -> Mapping[str, ModelCard]:

@@ -148,8 +148,8 @@ class ReplicaLink:
 
     def submit(
         self, requests: Sequence[GenerationRequest], receive: Receive, guesses: Sequence[Guess] = ()
-    ) -> asyncio.Task[ServeError | None]:
-        """Give requests to the replica; the task ends with None, or with the error that refused them all.
+    ) -> asyncio.Task[ServeError | bool]:
+        """Give requests to the replica; the task ends as `Backend.submit`, or with the error that refused them all.
 
         They are registered and counted before this returns: deltas may come before the answer does.
         guesses: what the router expects of each prompt there

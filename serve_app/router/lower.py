@@ -64,19 +64,20 @@ def lower(
     resolve: Resolve,
     card_of: CardOf,
     client_request_id: str = "",
+    models: Sequence[ModelRef] = (),
     tenant: Tenant = LOCAL.tenant,
 ) -> tuple[GenerationRequest, ...]:
     """One request per model and prompt, the prompts of the first model first, each named `<response id>/<its place>`.
 
     What is asked of one model is what it would be if it were the only one.
-    resolve: asked once per distinct model and adapter
+    resolve: asked once per distinct model and adapter;  models: of the parts, where they are known already
     tenant:  of whose share they are; they find no prefix that others had computed, unless those share them with it
 
     Raises what `resolve` raises, InvalidRequest for a token id outside the vocabulary, for more tokens in all than one
     request may have and for completions that may become longer than the tenant's, AdapterNotFound for a number in
     `lora` that no adapter has, and UnsupportedParameter for what the engine of a model cannot do.
     """
-    targets = _targets(request, resolve, card_of)
+    targets = tuple((each, card_of(each)) for each in models) or _targets(request, resolve, card_of)
     request = request.seeded()
     _check_amount(request, max_model_len=max(card.max_model_len for _, card in targets))
     of_bases: dict[str, GenerationRequest] = {}

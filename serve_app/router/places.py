@@ -73,6 +73,11 @@ class Seen:
     choices: Mapping[int, _Choice] = field(default_factory=dict)
     num_behind: int = 0
 
+    @property
+    def num_tokens(self) -> dict[int, int]:
+        """By choice."""
+        return {index: each.place[0] for index, each in self.choices.items()}
+
 
 def read_places(text: str, num_choices: int) -> Seen:
     """Read a `Last-Event-ID`; "" is from the beginning. Raises InvalidRequest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,19 +124,28 @@ class Router:
         if self.rollouts is not None and self.rollouts.wants(requests):
             requests = tuple(replace(each, reports_prompt_ids=True) for each in requests)
         if kept is not None:
-            own_id, num_parts = request.own_id(response_id), len(requests)
-            kept = replace(kept, id=own_id, response_id=response_id, num_parts=num_parts)
+            models = tuple(each.model for each in requests)
+            kept = replace(kept, id=request.own_id(response_id), response_id=response_id, models=models)
             requests = tuple(replace(each, kept=kept) for each in requests)
         return self._run(requests, response_id, ticket, limit_s=limit_s)
 
-    def resume(self, found: Found, ticket: Ticket | None = None, *, limit_s: float | None = None) -> Run:
-        """A run that tells a stream again and goes on with it, not started.
+    def resume(
+        self,
+        found: Found,
+        request: CompletionRequest,
+        ticket: Ticket | None = None,
+        *,
+        seen: Mapping[int, int],
+        limit_s: float | None = None,
+    ) -> Run:
+        """A run that tells a stream again and goes on with it, not started. Prompts that were lost are computed anew.
 
+        request: as it was settled;  seen: tokens that the client has, by choice
         Raises ServeError where a model cannot be had any more in the version that began, or there is no room.
         """
-        requests = tuple(past.request for past in found.parts)
-        run = self._run(requests, found.kept.response_id, ticket, limit_s=limit_s)
-        run.go_on(found.parts)
+        parts = found.completed(() if found.is_whole else self._lowered_again(found, request), seen)
+        run = self._run([past.request for past in parts], found.kept.response_id, ticket, limit_s=limit_s)
+        run.go_on(parts)
         for model in run.unended:
             try:
                 self.fleet.links_for(model)
@@ -167,16 +176,31 @@ class Router:
             ticket.ends_by(run.end)
         return run
 
+    def _lowered_again(self, found: Found, request: CompletionRequest) -> tuple[GenerationRequest, ...]:
+        kept = found.kept
+        models = [self.view.resolve(each.pinned) for each in kept.models]
+        name = found.first.request.client_request_id
+        return self.lowered(request, kept.response_id, client_request_id=name, models=models)
+
     def lowered(
-        self, request: CompletionRequest, response_id: str, *, client_request_id: str = ""
+        self,
+        request: CompletionRequest,
+        response_id: str,
+        *,
+        client_request_id: str = "",
+        models: Sequence[ModelRef] = (),
     ) -> tuple[GenerationRequest, ...]:
-        """What a settled request asks of which model, within the tenant's bounds. Raises as `open`."""
+        """What a settled request asks of which model, within the tenant's bounds. Raises as `open`.
+
+        models: of its parts, in order; () are those that it names
+        """
         return lower(
             request,
             response_id,
             resolve=self._resolver(request, client_request_id),
             card_of=self._card_of,
             client_request_id=client_request_id,
+            models=models,
             tenant=self._tenant,
         )
 

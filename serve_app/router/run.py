@@ -40,8 +40,9 @@ class RunSettings:
     """What one request may take of time, of replicas, and of patience with its reader.
 
     timeout_s:          how long one request may take in all
-    max_placements:     replicas that a prompt is given to before its loss is the client's; planned moves do not count
-    max_pause_s:        how long a prompt whose replica was lost waits for another one that has room, seconds
+    max_placements:     replicas that a prompt is given to before its loss is the client's, of those that tell nothing
+                        new of it; planned moves do not count
+    max_pause_s:        how long a prompt whose replica was lost waits until something new is told of it, seconds
     max_pending_events: events of a stream that wait for a slow client, or four steps of every choice if that is more
     slow_reader:        what happens beyond that: `pause` has the engine wait, `abort` ends the stream with an error
     """
@@ -63,6 +64,7 @@ class Run:
     A prompt whose replica is lost goes on at another one, where it stopped.
 
     is_refused: by a replica;  is_resumed: another run had begun with it
+    is_kept: replicas keep all of it, so that its client can fetch it anew
     """
 
     def __init__(
@@ -92,15 +94,17 @@ class Run:
         self._ends_at = time.monotonic() + self._settings.timeout_s
         self._has_left = self.is_refused = self.is_resumed = False
         self._numerics = [""] * len(self.requests)
+        self.is_kept = all(request.kept is not None for request in self.requests)
 
     def go_on(self, pasts: Sequence[Past]) -> None:
-        """Before it is entered: tell again what another run told of each prompt, and go on from there."""
+        """Before it is entered: tell again what is known of what another run told of each prompt, and go on there."""
         self._name, self.is_resumed = f"{self.response_id}~{secrets.token_hex(4)}", True
-        self._numerics = [past.numerics if past.deltas else "" for past in pasts]  # nothing told binds nobody
+        self._numerics = [past.numerics for past in pasts]
         for part, past in enumerate(pasts):
             for delta in past.deltas:
                 self._take(part, delta)
-        self.stats.note_past()
+        counted = [sum([each.num_counted for each in past.request.continued if each is not None]) for past in pasts]
+        self.stats.note_past(counted)
 
     @property
     def unended(self) -> set[ModelRef]:
@@ -229,15 +233,18 @@ class Run:
         if self._inbox.is_full:
             link.pause([attempt.request.request_id for attempt in attempts])
 
-    def _note_answer(self, attempts: Sequence[Attempt], submission: asyncio.Task[ServeError | None]) -> None:
+    def _note_answer(self, attempts: Sequence[Attempt], submission: asyncio.Task[ServeError | bool]) -> None:
         if self._has_left or submission.cancelled():
             return
         for attempt in attempts:
             attempt.is_taken = True
-        if (refusal := submission.result()) is not None:
-            self.is_refused |= not isinstance(refusal, ReplicaLost)
+        answer = submission.result()
+        if isinstance(answer, ServeError):
+            self.is_refused |= not isinstance(answer, ReplicaLost)
             for attempt in attempts:
-                self._lose(attempt, self.told((each.request.model for each in attempts), refusal))
+                self._lose(attempt, self.told((each.request.model for each in attempts), answer))
+        else:
+            self.is_kept &= answer
         is_accepted = not self._homeless and all(attempt.is_taken for attempt in self._attempts.values())
         if is_accepted and self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(None)
@@ -254,8 +261,9 @@ class Run:
         if not attempt.num_unfinished:
             del self._attempts[delta.request_id]
         if self._take(attempt.part, delta) and attempt.lost_at is not None:
-            self.stats.note_pause(attempt.part, attempt.lost_at)
-            attempt.lost_at = None
+            if attempt.number > 1:  # else its client has lost it, and not a replica
+                self.stats.note_pause(attempt.part, attempt.lost_at)
+            attempt.lost_at, attempt.num_losses, attempt.num_failures = None, 0, 0
 
     def _take(self, part: int, delta: Delta) -> bool:
         """Pass on what is new in a delta of a prompt; return whether anything is."""
@@ -385,7 +393,7 @@ class Attempt:
 
     request:   with an id that no other attempt has, so that nothing which comes late is taken for news
     part:      which of the run's requests it is of
-    number:    from 1;  num_losses, num_failures: in the attempts before; planned moves are neither
+    number:    from 1;  num_losses, num_failures: before, since something new came; planned moves are neither
     lost_at:   when the attempt before was lost, until something new comes, by the monotonic clock, seconds
     is_taken:  whether the replica has answered its submission
     """

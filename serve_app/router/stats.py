@@ -22,7 +22,7 @@ class PromptStats:
     completion_tokens: by choice; num_completion_tokens: of all of them
     pauses: in which another replica was found and caught up, seconds on the monotonic clock
     predicted, engine_ns: of those choices that have ended, see `Usage` and `Finish`
-    past: completion tokens that another run had told; None where none has
+    past: completion tokens that another run had told, some of them still to be told again; None where none has
     """
 
     report: PromptReport | None = None
@@ -54,6 +54,7 @@ class RunStats:
         self._num_moves: Counter[int] = Counter()
         self._usage: Usage | None = None  # as of the last delta, once somebody has asked
         self._replicas: dict[int, list[str]] = {}
+        self._counted: Sequence[int] = ()  # of each part, that are to be computed again
         self.entered_at = clock()
 
     def of(self, parts: Collection[int]) -> RunStats:
@@ -143,7 +144,7 @@ class RunStats:
         return Usage(
             prompt_tokens=sum(report.num_tokens for report in reports),
             cached_tokens=sum(report.num_cached_tokens for report in reports),
-            completion_tokens=sum(each.past or 0 for each in known),
+            completion_tokens=sum(min(each.past or 0, each.num_completion_tokens) for each in known),
         )
 
     def _added_up(self) -> Usage:
@@ -195,7 +196,7 @@ class RunStats:
         The finish of a choice knows also tokens that no delta carried.
         """
         self._usage = None
-        prompt = self._prompts.get(part) or self._prompts.setdefault(part, PromptStats())
+        prompt = self._prompts.get(part) or self._begun(part)
         prompt.last_at = self._clock()
         if prompt.first_at is None:
             prompt.first_at = prompt.last_at
@@ -214,11 +215,19 @@ class RunStats:
             prompt.predicted = _added([prompt.predicted, delta.finish.predicted])
         return now
 
-    def note_past(self) -> None:
-        """All that was noted so far was told, and is counted, elsewhere."""
+    def note_past(self, counted: Sequence[int]) -> None:
+        """All that was noted so far was told, and is counted, elsewhere.
+
+        counted: of each part the tokens for which that holds, too, and which are to be computed again
+        """
+        self._counted = counted
         self._num_generated.clear()
         for prompt in self._prompts.values():
             prompt.past = prompt.num_completion_tokens
+
+    def _begun(self, part: int) -> PromptStats:
+        past = self._counted[part] or None if self._counted else None
+        return self._prompts.setdefault(part, PromptStats(past=past))
 
     def note_move(self, part: int) -> None:
         """Note that a part was lost, and is given to another replica."""

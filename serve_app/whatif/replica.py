@@ -101,7 +101,7 @@ class SimulatedReplica:
         while True:
             yield await self._frames.get()
 
-    async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> None:
+    async def submit(self, router_id: str, requests: Items[GenerationRequest]) -> bool:
         """Queue requests once they have made their way to the engine."""
         arrived_at = self._loop.time()
         await asyncio.sleep(self._costs.request_s)
@@ -114,6 +114,7 @@ class SimulatedReplica:
             sequence.place.arrived_at = arrived_at
             self._scheduler.waiting.push(sequence)
         self._wake()
+        return True
 
     @property
     def _load(self) -> Load:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from starlette.types import ASGIApp
 
 from serve_app.http.app import build_app
@@ -171,6 +171,26 @@ def test_a_lost_service_is_shown_keeps_what_was_written_and_comes_back(
     expect(page.locator("#lost")).to_be_hidden()
     begin(page, tiny, backend, num_words=5)
     expect(page.locator(".answer .text")).to_contain_text("word word")
+
+
+def test_a_request_of_which_nothing_had_come_is_sent_once_more(
+    tiny: Served, backend: FakeBackend, new_page: NewPage
+) -> None:
+    page = new_page(tiny.url)
+    num_sent = 0
+
+    def break_first(route: Route) -> None:
+        nonlocal num_sent
+        num_sent += 1
+        if num_sent == 1:
+            route.abort("connectionreset")
+        else:
+            route.continue_()
+
+    page.route("**/v1/*completions", break_first)
+    begin(page, tiny, backend, num_words=5)
+    expect(page.locator(".answer .text")).to_contain_text("word word")
+    assert num_sent == 2
 
 
 def test_while_models_load_it_says_so_and_fills_by_itself(backend: FakeBackend, new_page: NewPage) -> None:

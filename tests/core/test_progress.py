@@ -114,8 +114,10 @@ def test_mirostats_bound_is_that_behind_the_tokens_that_are_given_on() -> None:
 
 
 def test_of_a_stream_with_many_scores_no_more_than_tokens_is_remembered() -> None:
-    kept = Kept(created=0, owner="a", path="/v1/completions", dialect="union", body=b"", seed=1, num_parts=2, seconds=9)
-    request = replace(asked(n=2, logprobs=LogprobParams(top=1)), kept=kept)
+    request = asked(n=2, logprobs=LogprobParams(top=1))
+    models = (request.model, request.model)
+    kept = Kept(created=0, owner="a", path="/v1/chat", dialect="union", body=b"", seed=1, models=models, seconds=9)
+    request = replace(request, kept=kept)
     progress = Progress(request)
     top = (TopLogprob(token_id=6, text="", logprob=-1.0),)
     entry = TokenLogprob(token_id=5, text="", logprob=-1.0, offset=0, top=top)
@@ -128,4 +130,6 @@ def test_of_a_stream_with_many_scores_no_more_than_tokens_is_remembered() -> Non
     assert (news is not None, progress.is_kept, len(progress.past[0].logprobs)) == (True, False, 0)
     again = progress.go_on(request)
     assert (again.kept, again.past) == (None, ())
-    assert again.continued[0] == Continued(token_ids=(*(5,) * (MAX_KEPT_SCORES // 8), 7))
+    assert again.continued[0] == Continued(
+        token_ids=(*(5,) * (MAX_KEPT_SCORES // 8), 7), num_counted=MAX_KEPT_SCORES // 8 + 1
+    )

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from serve_app.core.ledger import Spent
+from serve_app.core.request import Continued
 from serve_app.core.shares import Share
 from serve_app.engine.engine import Engine
 from tests.engine.conftest import DEMO
@@ -60,6 +61,30 @@ def test_what_clients_were_told_of_is_what_was_spent_when_all_have_ended(engine:
         collect(outcomes, engine.step())
     for flow in "ab":
         assert spent(engine, flow) == told(outcomes, flow)
+
+
+@pytest.mark.law("Exactly once")
+@pytest.mark.parametrize(("num_taken", "num_counted"), [(2, 2), (2, 4), (0, 3), (0, 9)])
+def test_what_another_replica_has_counted_is_not_counted_again(
+    engine: Engine, num_taken: int, num_counted: int
+) -> None:
+    """Tokens that were drawn there, and are not given on, are drawn again; the prompt is computed again."""
+    ids = list(range(20, 40))
+    engine.add(sequences(engine, request("whole", max_tokens=6), ids))
+    outcomes: dict[tuple[str, int], Outcome] = {}
+    while engine.has_work:
+        collect(outcomes, engine.step())
+    whole = outcomes["whole", 0].token_ids
+    begun = Continued(token_ids=tuple(whole[:num_taken]), num_counted=num_counted)
+    asked = replace(request("rest", max_tokens=6), share=Share(flow="b"), continued=(begun,))
+    made = sequences(engine, asked, ids)
+    for sequence in made:
+        engine.go_on(sequence)
+    engine.add(made)
+    while engine.has_work:
+        collect(outcomes, engine.step())
+    assert (whole[:num_taken] + outcomes["rest", 0].token_ids) == whole
+    assert (spent(engine, "b")[0], spent(engine, "b")[2]) == (0, max(0, 6 - num_counted))
 
 
 @pytest.mark.law("All time is somebody's")

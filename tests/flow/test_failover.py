@@ -128,6 +128,11 @@ def differs(one: Any, other: Any, place: str = "") -> str:
 PROMPT = "Once upon a time there was a fox who"
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story"}]}
 SEEDED = {"temperature": 0.9, "seed": 5}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {
+    "type": "object", "properties": {"at": {"type": "string", "maxLength": 10}}, "required": ["at"]}}}]  # fmt: skip
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {
+    "type": "object", "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer"}},
+    "required": ["name", "age"], "additionalProperties": False}}}  # fmt: skip
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "greedy": ("/v1/completions", {"temperature": 0}),
     "seeded": ("/v1/completions", {**SEEDED, "top_p": 0.95, "top_k": 40, "min_p": 0.01}),
@@ -142,13 +147,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "log-probabilities": ("/v1/completions", {**SEEDED, "logprobs": 3, "echo": True}),
     "stops": ("/v1/completions", {**SEEDED, "stop": ["zzzz", "e q"], "min_tokens": 4, "logprobs": 1}),
     "regex": ("/v1/completions", {**SEEDED, "regex": "([a-z]+ ){6}end"}),
-    "json": ("/v1/completions", {**SEEDED, "logprobs": 1, "response_format": {"type": "json_schema", "json_schema": {
-        "name": "a", "schema": {"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
-                                                                 "age": {"type": "integer"}},
-                                "required": ["name", "age"], "additionalProperties": False}}}}),
+    "json": ("/v1/completions", {**SEEDED, "logprobs": 1, "response_format": SCHEMA}),
     "prediction": ("/v1/completions", {"temperature": 0, "prediction": {"type": "content", "content": PROMPT}}),
+    "time": ("/v1/completions", {**SEEDED, "t_max_predict_ms": 3_600_000, "n": 2, "stop": ["a", "u"], "min_tokens": 3}),
     "states": ("/v1/completions", {**SEEDED, "n": 2, "return_hidden_states": True}),
     "chat": ("/v1/chat/completions", {**SEEDED, **CHAT, "logprobs": True, "top_logprobs": 2}),
+    "tools": ("/v1/chat/completions", {**SEEDED, **CHAT, "n": 2, "tools": TOOLS, "tool_choice": "required"}),
 }  # fmt: skip
 
 

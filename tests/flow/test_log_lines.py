@@ -80,7 +80,7 @@ async def test_a_failure_of_the_engine_names_the_requests_that_it_hit(written: W
 class Astray(FakeBackend):
     """A replica that cannot be reached when it is given a request."""
 
-    async def submit(self, router_id: str, requests: Any) -> None:
+    async def submit(self, router_id: str, requests: Any) -> bool:
         raise OSError("no route")
 
 
@@ -99,17 +99,18 @@ async def test_lines_of_a_replica_about_what_it_prepares_name_the_request(writte
     """A submission as Serve hands it to a replica, whose service says something on its way."""
 
     class Talks(FakeBackend):
-        async def submit(self, router_id: str, requests: Any) -> None:
+        async def submit(self, router_id: str, requests: Any) -> bool:
             logging.getLogger("serve_app.constraints.compiler").info("a grammar was not compiled")
+            return True
 
     held: Any = SimpleNamespace(_service=Talks(), _refuse_strays=lambda replica_id: None)
     fleet = Fleet("router-0")
     recorded: list[Any] = []
 
     class Records(FakeBackend):
-        async def submit(self, router_id: str, requests: Any) -> None:
+        async def submit(self, router_id: str, requests: Any) -> bool:
             recorded.extend(requests)
-            await super().submit(router_id, requests)
+            return await super().submit(router_id, requests)
 
     backend = Records()
     fleet.put(await backend.hello("router-0"), backend)

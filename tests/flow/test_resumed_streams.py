@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +17,11 @@ from starlette.types import ASGIApp, Message
 from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
+from tests.families.sighted import LLAVA, save_sighted
 from tests.flow.stack import Stack, running_stack
-from tests.flow.test_failover import CHAT, PROMPT, SEEDED, differs, joined
+from tests.flow.test_failover import CHAT, PROMPT, SCHEMA, SEEDED, TOOLS, differs, joined
+from tests.flow.test_images import of
+from tests.pictures import sent
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
@@ -30,14 +35,20 @@ class House:
     fleets: tuple[Fleet, Fleet]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def house() -> AsyncIterator[House]:
-    async with running_stack(num_replicas=2, return_hidden_states=True) as stack:
+@asynccontextmanager
+async def built(**changes: Any) -> AsyncIterator[House]:
+    async with running_stack(**changes) as stack:
         other = Fleet("router-1")
         for service in stack.services:
             other.put(await service.hello("router-1"), service)
         yield House(stack, (stack.app, build_app(Router(other))), (stack.fleet, other))
         await other.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house() -> AsyncIterator[House]:
+    async with built(num_replicas=2, return_hidden_states=True) as made:
+        yield made
 
 
 @dataclass(slots=True)
@@ -95,8 +106,6 @@ def parsed(events: list[str]) -> tuple[list[Any], str]:
     return [json.loads(each) for each in data if each != "[DONE]"], last_id
 
 
-TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {
-    "type": "object", "properties": {"at": {"type": "string", "maxLength": 10}}, "required": ["at"]}}}]  # fmt: skip
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "plain": ("/v1/completions", {"temperature": 0}),
     "unseeded": ("/v1/completions", {"temperature": 1.0}),
@@ -106,6 +115,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "log-probabilities": ("/v1/completions", {**SEEDED, "logprobs": 2, "echo": True, "return_token_ids": True}),
     "mirostat": ("/v1/completions", {**SEEDED, "mirostat_mode": 2, "mirostat_tau": 3.0}),
     "states": ("/v1/completions", {**SEEDED, "return_hidden_states": True}),
+    "stops": ("/v1/completions", {**SEEDED, "n": 2, "stop": ["a", "u"], "min_tokens": 3, "logprobs": 1,
+                                  "t_max_predict_ms": 3_600_000}),
+    "json": ("/v1/completions", {**SEEDED, "response_format": SCHEMA}),
+    "prediction": ("/v1/completions", {"temperature": 0, "prediction": {"type": "content", "content": PROMPT}}),
     "models": ("/v1/completions", {**SEEDED, "model": ["demo", "demo:shout"]}),
     "chat": ("/v1/chat/completions", {**SEEDED, **CHAT, "logprobs": True, "top_logprobs": 2}),
     "tools": ("/v1/chat/completions", {**SEEDED, **CHAT, "n": 2, "tools": TOOLS, "tool_choice": "required"}),
@@ -121,6 +134,20 @@ async def test_a_stream_that_is_cut_anywhere_and_fetched_elsewhere_is_the_undist
     body = {"model": "demo", "stream": True, "max_tokens": 14, "stream_options": {"include_usage": True}, **members}
     if "chat" not in path:
         body.setdefault("prompt", PROMPT)
+    await check_cuts(house, path, body, is_drawn_anew=kind == "unseeded")
+
+
+@pytest.mark.law("Resumed streams")
+async def test_a_stream_about_images_that_is_cut_anywhere_is_the_undisturbed_one(tmp_path: Path) -> None:
+    save_sighted(LLAVA, tmp_path)
+    asked = {"model": "demo", "prompt": "What is <image> beside <image>?", "images": [sent(1), sent(2)]}
+    body = {**SEEDED, **asked, "stream": True, "max_tokens": 8, "n": 2, "stream_options": {"include_usage": True}}
+    async with built(**(of(tmp_path) | {"num_replicas": 2})) as seeing:
+        await check_cuts(seeing, "/v1/completions", body)
+
+
+async def check_cuts(house: House, path: str, body: dict[str, Any], *, is_drawn_anew: bool = False) -> None:
+    """Cut a stream behind each of its events, and read on at the other router."""
     whole, last_id = parsed(await Reader().read(house.apps[0], path, body))
     expected = joined(whole)
     again, _ = parsed(await Reader().read(house.apps[1], f"{path}/{whole[0]['id']}"))
@@ -134,7 +161,7 @@ async def test_a_stream_that_is_cut_anywhere_and_fetched_elsewhere_is_the_undist
         rest += parsed(await Reader().read(house.apps[most % 2], f"{path}/{begun[0]['id']}", None, last_id))[0]
         assert {each["id"] for each in rest} <= {begun[0]["id"]}
         told = joined(begun + rest)
-        if kind == "unseeded":
+        if is_drawn_anew:
             again, _ = parsed(await Reader().read(house.apps[0], f"{path}/{begun[0]['id']}"))
             expected = joined(again)
         found = differs(told, expected)

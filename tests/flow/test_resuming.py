@@ -167,7 +167,7 @@ async def test_a_replica_that_does_not_answer_holds_up_no_stream_of_another(monk
     first = await client.post("/v1/completions", json=ASKED)
     silent = backend(1)
 
-    async def recall(response_id: str, owner: str) -> tuple[Past, ...]:
+    async def recall(response_id: str, owner: str, claim: str) -> tuple[Past, ...]:
         return await asyncio.Event().wait() and ()
 
     monkeypatch.setattr(silent, "recall", recall)

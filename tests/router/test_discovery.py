@@ -15,7 +15,7 @@ from serve_app.core.errors import ReplicaLost
 from serve_app.core.ledger import News
 from serve_app.core.request import GenerationRequest
 from serve_app.router.discovery import Deployed, Discovery, Sighting
-from tests.fakes import model_card
+from tests.fakes import model_card, settle
 
 
 def card(replica_id: str, model: str = "demo") -> ReplicaCard:
@@ -39,7 +39,7 @@ class Way:
         raise AssertionError("discovery does not attach")
         yield
 
-    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> bool:
         raise AssertionError("discovery does not submit")
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
@@ -268,6 +268,21 @@ async def test_a_sleeping_models_idle_replica_is_called_no_more_and_a_busy_one_k
     await discovery.look()
     await discovery.look()
     assert cluster.hellos == ([] if is_done else ["a"])
+
+
+async def test_however_often_it_is_hurried_there_is_time_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.router.discovery.LEAST_PERIOD_S", 3600.0)
+    cluster = TownCluster(demo=seen("a"))
+    discovery, table = discovery_of(cluster)
+    running = asyncio.create_task(discovery.run())
+    await settle()
+    assert "a" in table.backends
+    cluster.answers["demo"] = seen("a", "b")
+    for _ in range(100):
+        discovery.hurry()
+        await settle(1)
+    assert "b" not in table.backends
+    running.cancel()
 
 
 async def test_it_looks_at_once_when_it_is_hurried(monkeypatch: pytest.MonkeyPatch) -> None:

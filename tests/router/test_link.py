@@ -52,8 +52,8 @@ async def test_each_delta_reaches_the_inbox_of_its_request():
     async with linked(FakeBackend()) as link:
         first: list[Delta] = []
         second: list[Delta] = []
-        assert await link.submit([make_request("a")], first.append) is None
-        assert await link.submit([make_request("b")], second.append) is None
+        assert await link.submit([make_request("a")], first.append) is True
+        assert await link.submit([make_request("b")], second.append) is True
         await settle()
     assert [delta.request_id for delta in first] == ["a", "a"]
     assert [delta.request_id for delta in second] == ["b", "b"]
@@ -242,9 +242,9 @@ class ContextKeeper(FakeBackend):
         super().__init__()
         self.clients: list[str] = []
 
-    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> bool:
         self.clients.append(CLIENT.get())
-        await super().submit(router_id, requests)
+        return await super().submit(router_id, requests)
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
         self.clients.append(CLIENT.get())

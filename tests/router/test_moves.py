@@ -62,6 +62,20 @@ async def test_the_time_that_a_completion_may_take_counts_on_where_it_goes_on(fl
     assert (max(limits), len(limits)) == (60.0, 3)
 
 
+async def test_replicas_that_are_lost_one_after_the_other_do_not_end_a_stream_that_gets_on(fleet):  # noqa: F811
+    backends = [make_backend(f"r{number}", is_stepped=True) for number in range(6)]
+    add(fleet, *backends)
+    reading = asyncio.create_task(collected(Router(fleet).open(make_request(max_tokens=6, stream=True))))
+    for number in range(6):
+        await settle_until(lambda: any(each.num_live for each in backends))
+        (backend,) = (each for each in backends if each.num_live)
+        backend.step()
+        await settle()
+        if number < 5:
+            backend.die(ConnectionResetError("gone"))
+    assert await asyncio.wait_for(reading, 60) == ["".join(f" p0s0w{word}" for word in range(6))]
+
+
 async def test_completions_that_have_ended_are_not_asked_for_again(fleet):  # noqa: F811
     def of_lengths(request: GenerationRequest, sample: int) -> list[str]:
         return [f" s{sample}w{position}" for position in range(1 + 2 * sample)]

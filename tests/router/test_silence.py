@@ -134,8 +134,8 @@ class Deaf(FakeBackend):
         await asyncio.Event().wait()
         raise AssertionError
 
-    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> None:
-        await asyncio.Event().wait()
+    async def submit(self, router_id: str, requests: Sequence[GenerationRequest]) -> bool:
+        return await asyncio.Event().wait()
 
 
 async def test_a_question_to_a_silent_replica_is_asked_of_another_one(fleet):  # noqa: F811

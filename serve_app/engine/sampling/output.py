@@ -84,7 +84,8 @@ class Output:
         sequence.shown.first_token_at = self._clock() if continued.token_ids else None
         if continued.mu is not None:
             sequence.sampling_state.mu = continued.mu
-        sequence.spent.num_counted = sequence.num_taken
+        sequence.spent.num_counted = max(continued.num_counted, sequence.num_taken)
+        sequence.spent.is_prompt_counted |= bool(continued.num_counted)
 
     def finish_unsampled(self, sequence: Sequence) -> list[Delta]:
         """End a request for which nothing is to be generated, its siblings with it."""

@@ -188,7 +188,7 @@ def with_times(deltas: Iterable[Delta], batch: Batch) -> list[Delta]:
 
 def _count_tokens(sequence: Sequence, account: Account) -> None:
     """Add what a sequence gained since the last count: generated tokens, and its prompt once its client knows of it."""
-    completion = sequence.num_taken - sequence.spent.num_counted
+    completion = max(0, sequence.num_taken - sequence.spent.num_counted)  # drawn again, and counted elsewhere
     sequence.spent.num_counted += completion
     account.completion_tokens += completion
     if sequence.shown.is_prompt_reported and not sequence.spent.is_prompt_counted:

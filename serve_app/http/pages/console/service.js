@@ -48,9 +48,13 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
 
 const PAUSES_MS = [200, 500, 1000, 2000, 4000];
 
-/** The data of each event of a stream, as text. What breaks off is fetched behind what came. Raises Refused, Lost. */
+/**
+ * The data of each event of a stream, as text. What breaks off is fetched behind what came; a request of which nothing
+ * had come is sent once more. Raises Refused, Lost.
+ */
 export async function* listen(path, { method = "GET", body, signal } = {}) {
   let asked = { path, method, body };
+  let hasBegun = false;
   for (let attempt = 0; ; attempt += 1) {
     try {
       for await (const { data, id } of events(asked.path, { ...asked, signal, lastId: asked.lastId })) {
@@ -58,14 +62,16 @@ export async function* listen(path, { method = "GET", body, signal } = {}) {
           const named = asked.named ?? JSON.parse(data).id;
           asked = { path: `${path}/${encodeURIComponent(named)}`, method: "GET", named, lastId: id };
         }
+        hasBegun = true;
         yield data;
         if (data === "[DONE]") return;
       }
       if (!asked.lastId) return;
       throw new Lost(BROKEN);
     } catch (error) {
-      const mayComeBack = error instanceof Lost || error.status === 503;
-      if (!asked.lastId || !mayComeBack || attempt >= PAUSES_MS.length) throw error;
+      const isLost = error instanceof Lost;
+      const mayRepeat = asked.lastId ? isLost || error.status === 503 : isLost && !hasBegun && attempt === 0;
+      if (!mayRepeat || attempt >= PAUSES_MS.length) throw error;
     }
     await new Promise((resolve) => setTimeout(resolve, PAUSES_MS[attempt]));
   }
