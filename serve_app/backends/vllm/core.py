@@ -66,9 +66,9 @@ class VllmCore:
 
     core:    vLLM's, in this process
     lora_of: what vLLM is to compute a sequence with
+    computes_here: on the CPUs of this process
     """
 
-    niceness = 0
     is_stalled = False
 
     def __init__(
@@ -80,6 +80,8 @@ class VllmCore:
         lora_of: Callable[[Sequence], LoRARequest | None],
     ) -> None:
         self.config, self.core = config, core
+        self.computes_here = core.vllm_config.device_config.device_type == "cpu"
+        self.niceness = config.niceness if self.computes_here else 0
         self._draws, self._output, self._lora_of = draws, output, lora_of
         self._accounts, self._policy = Accounts(), FairShares(config.fairness)
         self._waiting = WaitingQueue(self._policy)
