@@ -101,8 +101,9 @@ async def test_beside_full_slots_a_row_without_an_adapter_is_the_bases(stack: St
         assert await answer(stack, BODIES[name]) == right[name]
 
 
-def test_rows_without_kernels_are_those_with_them() -> None:
-    assert largest_error(PlainKernels(), torch.float32, torch.device("cpu")) <= 1e-5
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+async def test_what_torch_computes_without_kernels_is_right(dtype: torch.dtype, most: float) -> None:
+    assert largest_error(PlainKernels(), dtype, torch.device("cpu")) <= most
 
 
 @pytest.mark.parametrize("body", [{"lora": [{"id": 0, "scale": 0.5}]}, {"model": "demo:pirate*0.5"}])

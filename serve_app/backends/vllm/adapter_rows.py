@@ -131,7 +131,8 @@ def parts_of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> list[Part]:
 def _add_plainly(parts: Sequence[AdaptedLinear], y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
     for each in tiles:
         for place, first, count in each.tiles.T.tolist():
-            rows = each.rows[first : first + count].long()
+            rows, factors = (some[first : first + count] for some in (each.rows.long(), each.factors[:, None]))
             for part in parts:
                 stack = part.stacks[each.rank]
-                y[rows, part.begin : part.end] += x[rows] @ stack.down[place].T @ stack.up[place].T
+                low = x[rows] @ stack.down[place].T * factors
+                y[rows, part.begin : part.end] += low.to(y.dtype) @ stack.up[place].T
