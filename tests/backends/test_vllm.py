@@ -101,9 +101,8 @@ async def test_beside_full_slots_a_row_without_an_adapter_is_the_bases(stack: St
         assert await answer(stack, BODIES[name]) == right[name]
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
-async def test_what_torch_computes_without_kernels_is_right(dtype: torch.dtype, most: float) -> None:
-    assert largest_error(PlainKernels(), dtype, torch.device("cpu")) <= most
+async def test_what_torch_computes_without_kernels_is_right() -> None:
+    assert largest_error(PlainKernels(), torch.float32, torch.device("cpu")) <= 1e-5
 
 
 @pytest.mark.parametrize("body", [{"lora": [{"id": 0, "scale": 0.5}]}, {"model": "demo:pirate*0.5"}])
