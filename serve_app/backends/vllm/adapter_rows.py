@@ -64,8 +64,8 @@ class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missin
         residents = {
             place: Resident(version="", rank=self._rank, place=place, has_gain=False) for place in {*places} - {-1}
         }
-        laid = lay_tiles(mixes, residents, tile_rows=self._kernels.tile_rows, device=self.device)
-        self._tiles = laid if residents and laid is not None else ()
+        size = self._kernels.tile_rows
+        self._tiles = (lay_tiles(mixes, residents, tile_rows=size, device=self.device) or ()) if residents else ()
 
     def add_lora_linear(
         self,
