@@ -72,14 +72,23 @@ class Driver:
     about; if a step or an integrity check fails, all, and the engine begins anew. After twenty failures in a row
     without a good step `check` gives the engine up.
 
-    niceness: of that thread, beside its process's
-    load:     of the engine after its last step; may be read by any thread
+    niceness:      of that thread, beside its process's
+    computes_here: on the CPUs of this process, whose threads then stay awake between two parts of a step
+    load:          of the engine after its last step; may be read by any thread
     """
 
-    def __init__(self, engine: Engine, *, niceness: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        niceness: int = 0,
+        computes_here: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._deliver: Deliver = lambda deltas, load: None
         self._niceness = niceness
+        self._wakefulness = Wakefulness() if computes_here else None
         self._clock = clock
         self._leftovers = Leftovers(clock)
         self._checks = Throttle(clock)
@@ -103,6 +112,8 @@ class Driver:
         """
         self._deliver = deliver
         self._thread.start()
+        if self._wakefulness is not None:
+            self._wakefulness.start(torch.get_num_threads())
 
     def submit(self, requests: Items[Items[Sequence]]) -> None:
         """Queue requests, each as its sequences, before the next step."""
@@ -152,6 +163,8 @@ class Driver:
             self._is_closing = True
             self._wake.notify()
         self._thread.join()
+        if self._wakefulness is not None:
+            self._wakefulness.close()
 
     def _adding(self, sequences: Items[Sequence]) -> tuple[Command, Command]:
         """Return what adds the sequences of one request."""
@@ -167,6 +180,7 @@ class Driver:
 
     def _run(self) -> None:
         give_way(self._niceness)
+        torch.get_num_threads()  # the thread takes over torch's number, for kernels that ask OpenMP alone
         while not self._is_closing:
             try:
                 if self._wait_for_work():
@@ -395,6 +409,12 @@ def sequences_of(
     ]
 
 
+def use_threads(config: EngineConfig) -> None:
+    """Have torch compute in as many threads as the model's settings say."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
 class ReplicaEngine(Driver):
     """Our engine as a replica sees it; implements `replica.engine.Engine`.
 
@@ -403,7 +423,7 @@ class ReplicaEngine(Driver):
 
     def __init__(self, core: Engine, adapters: tuple[AdapterCard, ...] = (), matcher: Matcher | None = None) -> None:
         config, model = core.config, core.model
-        super().__init__(core, niceness=core.niceness)
+        super().__init__(core, niceness=core.niceness, computes_here=model.device.type == "cpu")
         self.core, self.config, self.eos_token_ids = core, config, model.eos_token_ids
         self.adapters = Staging(core, lambda run: self.nudge(lambda _: run()), matcher)
         self.images = make_encoder(model, config)
@@ -425,7 +445,6 @@ class ReplicaEngine(Driver):
             numerics=f"{weights_sample(Path(config.path))} {model.dtype} {config.weights}",
         )
         self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
-        self._wakefulness = Wakefulness()
         self.news: Callable[[int], News] = core.news
 
     @classmethod
@@ -436,8 +455,7 @@ class ReplicaEngine(Driver):
         Raises ModelNotSupported.
         """
         settle_memory()
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        use_threads(config)
         model, tokenizer = load_with_tokenizer(config)
         bound, cards, matcher = bind_found(adapters, model)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
@@ -455,8 +473,6 @@ class ReplicaEngine(Driver):
     def start(self, deliver: Deliver) -> None:
         self.core.on_staged = self.nudge
         super().start(deliver)
-        if self.core.model.device.type == "cpu":
-            self._wakefulness.start(torch.get_num_threads())
 
     def warm(self) -> None:
         self.core.model.downcast.start()
@@ -479,4 +495,3 @@ class ReplicaEngine(Driver):
         if self._thread.ident is not None:
             super().close()
             self.core.close()
-        self._wakefulness.close()

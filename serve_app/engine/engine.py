@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from serve_app.core.cards import Residency
 from serve_app.core.delta import Delta, FinishReason, Load
-from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
-from serve_app.core.ledger import News, UsageReport
+from serve_app.core.errors import AdapterUnusable, EngineFailed
 from serve_app.core.log_context import about
+from serve_app.engine.base import LOST, BaseEngine
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.memory import host_copy_for
@@ -27,7 +27,7 @@ from serve_app.engine.lora.trials import Trials, Weights
 from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import Sampler
-from serve_app.engine.scheduler.accounting import Accounts, attribute, note_ended, with_times
+from serve_app.engine.scheduler.accounting import attribute, note_ended, with_times
 from serve_app.engine.scheduler.planner import Pace, work_clock
 from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.scheduler import Scheduler
@@ -40,12 +40,8 @@ from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_TOLD = 512
-"""Flows in one answer to a listener; of more it hears with the next ones."""
-LOST = "the engine failed while it computed this request"
 
-
-class Engine:
+class Engine(BaseEngine):
     """Continuous batching for one base model and its adapters.
 
     Law: what a sequence's tokens are does not depend on what else is computed.
@@ -54,7 +50,6 @@ class Engine:
     speculator: what decides which guesses are computed along
     loader:     where adapters are read and copied beside the steps; None does it within a step
     on_staged:  called, in the loader's thread, when an adapter that was waited for is there
-    is_stalled: the last step computed nothing, because all that waits waits for an adapter
     """
 
     def __init__(
@@ -67,6 +62,8 @@ class Engine:
         loader: Executor | None = None,
         runner: type[Runner] = Runner,
     ) -> None:
+        output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
+        super().__init__(FairShares(config.fairness), output)
         self.config, self.model, self._loader = config, model, loader
         self.bank: AdapterBank = make_bank(config, model, adapters)  # any thread may read files with it
         self._store = make_store(config, model)
@@ -76,8 +73,6 @@ class Engine:
             on_staged=lambda: self.on_staged(), fits=self.bank.fits,
         )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
-        self._accounts = Accounts()
-        self._policy = FairShares(config.fairness)
         self._scheduler = Scheduler(
             self._store, self._slots, policy=self._policy, accounts=self._accounts, speculator=self.speculator,
             pace=Pace(config.max_step_stretch, config.min_prompt_tokens), max_batch_tokens=config.max_batch_tokens,
@@ -87,7 +82,6 @@ class Engine:
         self._runner = runner(model, self._store.storage, self.bank)
         record_on_gpus(self._runner, config, model)
         self._masks = MaskComputer()
-        self._output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
         sampler = Sampler(model.eos_token_ids, land=host_copy_for(model.device))
         self._verifier = Verifier(self._masks, sampler, self._output)
         self._recorder = Recorder(model.module)
@@ -96,10 +90,7 @@ class Engine:
             runs_ahead=config.run_ahead == "auto" and model.device.type == "cuda" and model.workers is None,
         )  # fmt: skip
         self._trials = Trials(self._slots, self._probe)
-        self._unsampled: list[Sequence] = []
         self._work_clock = work_clock(model.device.type)
-        self.num_steps = self.num_failed_steps = self._num_told = 0
-        self.step_s, self.is_stalled = 0.0, False
 
     @property
     def niceness(self) -> int:
@@ -130,20 +121,11 @@ class Engine:
         )
 
     @property
-    def usage(self) -> UsageReport:
-        """Return what was computed for each flow, and where the time went; may be read by any thread."""
-        return self._accounts.report(gap=self._policy.gap)
-
-    @property
     def residency(self) -> Residency:
         """Which adapter versions are in slots; may be read by any thread."""
         bank, slots = self.bank, self._slots
         known = replace(slots.residency, num_loads=slots.num_loads, num_hits=slots.num_hits)
         return replace(known, num_bytes=bank.num_bytes, max_bytes=bank.max_bytes or 0)
-
-    def news(self, since: int) -> News:
-        """Return what was spent since a listener heard the last news; may be asked by any thread."""
-        return self._accounts.news(since, most=MAX_TOLD)
 
     @property
     def num_preemptions(self) -> int:
@@ -156,10 +138,6 @@ class Engine:
             self._unsampled.append(first)
         else:
             self._scheduler.waiting.push(first)
-
-    def go_on(self, sequence: Sequence) -> None:
-        """Have a new sequence go on where it was begun elsewhere; any thread may ask."""
-        self._output.go_on(sequence)
 
     def admit(self, adapter: Adapter) -> None:
         """Make one more adapter known, of whatever rank and modules; what is computed goes on with the next step."""
@@ -206,29 +184,6 @@ class Engine:
     def resume(self, request_ids: frozenset[str]) -> None:
         """Undo `pause`: these requests are next in the queue."""
         self._scheduler.resume(lambda sequence: sequence.request.request_id in request_ids)
-
-    def step(self) -> list[Delta]:
-        """Compute one batch and return what every sequence gained.
-
-        A failure ends the sequences that were running with an error each and leaves the engine empty and usable.
-        """
-        deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
-        note_ended(self._unsampled, self._accounts)
-        self._unsampled.clear()
-        try:
-            self._advance(deltas)
-        except Exception:
-            self.num_failed_steps += 1
-            running = self._scheduler.running
-            extra = about(sequence.request.client_request_id for sequence in running)
-            logger.exception("a step of %d running sequences failed", len(running), extra=extra)
-            self._steps.discard()
-            deltas += self._lose(self._scheduler.clear(), EngineFailed(LOST))
-        return deltas
-
-    def note_told(self) -> None:
-        """Note that the load as it is now was sent: what was spent until now is told of no more."""
-        self._num_told = self._accounts.num_changes
 
     def reset(self) -> None:
         """Give up every sequence and all keys and values, and begin anew; no delta tells of it."""
@@ -282,6 +237,10 @@ class Engine:
         deltas[:] = with_times(deltas, batch)
         self._learn(batch, self._work_clock() - work_started)
 
+    def _give_up(self) -> list[Sequence]:
+        self._steps.discard()
+        return self._scheduler.clear()
+
     def _schedule(self, deltas: list[Delta]) -> Batch:
         """Plan a step; sequences whose adapter cannot be had end with an error in `deltas`."""
         self._slots.poll()
@@ -325,15 +284,3 @@ class Engine:
             self._scheduler.start_forks(sequence)
         if sequence.is_finished:
             self._scheduler.release(sequence)
-
-    def _lose(self, sequences: Items[Sequence], error: ServeError) -> list[Delta]:
-        """End sequences, and what was to follow them, with an error each."""
-        deltas = []
-        for sequence in sequences:
-            note_ended([sequence], self._accounts)
-            for lost in (sequence, *sequence.forks):
-                if not lost.is_finished:
-                    lost.end(FinishReason.ERROR)
-                    deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
-            sequence.forks = []
-        return deltas

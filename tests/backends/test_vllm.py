@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+import torch
 
 pytest.importorskip("vllm")
 
+from serve_app.backends.vllm.adapter_rows import PlainKernels
 from serve_app.backends.vllm.options import engine_arguments, wrong_options
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.text_part import ModelNotSupported
+from serve_app.kernels.forms import largest_error
 from tests.flow.stack import Stack, running_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -37,13 +40,15 @@ BODIES: Mapping[str, dict[str, Any]] = {
     "regex": {"regex": "[a-c]{5,9}", "seed": 4},
     "at least": {"min_tokens": 12, "max_tokens": 12, "seed": 9},
     "adapter": {"model": "demo:pirate", "temperature": 0},
+    "another adapter": {"model": "demo:shout", "temperature": 0},
     "long": {"prompt": "once " * 150, "temperature": 0},
 }
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
-    async with running_stack(num_replicas=1, engine="vllm", vllm={"enforce_eager": True}) as made:
+    """With two adapters in two slots."""
+    async with running_stack(num_replicas=1, engine="vllm", max_adapters=2, vllm={"enforce_eager": True}) as made:
         yield made
 
 
@@ -86,6 +91,18 @@ async def test_in_company_each_answer_is_the_same_and_nothing_is_left_behind(
             await asyncio.sleep(0.01)
     core.check_integrity()
     assert core.load.num_free_blocks == core.load.num_blocks
+
+
+async def test_beside_full_slots_a_row_without_an_adapter_is_the_bases(stack: Stack, right: dict[str, Any]) -> None:
+    for name in ("adapter", "another adapter"):
+        assert await answer(stack, BODIES[name]) == right[name]
+    assert stack.services[0].engine.residency.num_slots == len(stack.services[0].engine.residency.versions) == 2
+    for name in ("greedy", "echo", "long"):
+        assert await answer(stack, BODIES[name]) == right[name]
+
+
+async def test_what_torch_computes_without_kernels_is_right() -> None:
+    assert largest_error(PlainKernels(), torch.float32, torch.device("cpu")) <= 1e-5
 
 
 @pytest.mark.parametrize("body", [{"lora": [{"id": 0, "scale": 0.5}]}, {"model": "demo:pirate*0.5"}])

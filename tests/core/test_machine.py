@@ -15,6 +15,7 @@ import torch
 
 from serve_app.core.machine import LONG_WORK, MOST, OWN, give_way, take_leftovers
 from serve_app.engine.driver import Driver
+from serve_app.kernels.openmp import libgomp
 from serve_app.replica.tokenizer_pools import POOLS, TokenizerPools
 from tests.engine.conftest import DEMO
 from tests.engine.harness import config, make_engine
@@ -112,6 +113,22 @@ def test_an_engine_gives_way_where_it_computes_and_not_where_it_launches(device:
     engine = make_engine(config(DEMO, niceness=7))
     engine.model = replace(engine.model, device=torch.device(device))
     assert engine.niceness == expected
+
+
+def test_the_thread_that_steps_has_torchs_number_of_threads_for_kernels_that_ask_openmp() -> None:
+    library, before = libgomp(), torch.get_num_threads()
+    if library is None:
+        pytest.skip("torch computes with another library here")
+    found: Queue[int] = Queue()
+    driver = Driver(make_engine(config(DEMO)))
+    torch.set_num_threads(3)
+    try:
+        driver.start(lambda *_: None)
+        driver.nudge(lambda _: found.put(library.omp_get_max_threads()))
+        assert found.get(timeout=60) == 3
+    finally:
+        torch.set_num_threads(before)
+        driver.close()
 
 
 def test_the_thread_that_steps_gives_way() -> None:

@@ -73,7 +73,7 @@ async def test_a_failure_of_the_engine_names_the_requests_that_it_hit(written: W
         runner.forward = fail
         response = await posted(stack, "client-7", prompt=SECRET)
         assert response.status_code == 500
-        assert {"serve_app.engine.engine", ACCESS_LOGGER} <= set(written.about("client-7"))
+        assert {"serve_app.engine.base", ACCESS_LOGGER} <= set(written.about("client-7"))
         assert SECRET not in json.dumps(written.lines)
 
 

@@ -43,7 +43,7 @@ WALLS = {
         "core text constraints templates kernels replica sandbox",
         "torch transformers peft safetensors PIL flashinfer annotated_types",
     ),
-    "backends": wall("core text replica engine", "vllm torch safetensors"),
+    "backends": wall("core text replica engine kernels", "vllm torch safetensors"),
     "router": wall("core api catalog tenants tools"),
     "observe": wall("core api router", "opentelemetry"),
     "http": wall("core api router", "starlette prometheus_client pyarrow"),

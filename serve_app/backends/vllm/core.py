@@ -18,13 +18,11 @@ from vllm.v1.request import Request
 
 from serve_app.backends.vllm.draws import KEY, Draws, Row
 from serve_app.core.delta import Delta, FinishReason, Load
-from serve_app.core.errors import EngineFailed, ServeError
-from serve_app.core.ledger import News, UsageReport
-from serve_app.core.log_context import about
-from serve_app.engine.engine import LOST, MAX_TOLD
+from serve_app.core.errors import EngineFailed
+from serve_app.engine.base import BaseEngine
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import SampledSpan, Scored
-from serve_app.engine.scheduler.accounting import Accounts, attribute, note_ended, with_times
+from serve_app.engine.scheduler.accounting import attribute, note_ended, with_times
 from serve_app.engine.scheduler.policy import FairShares, Key
 from serve_app.engine.scheduler.queue import Line, WaitingQueue
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
@@ -58,7 +56,7 @@ class Running:
         return bool(self.request.num_computed_tokens >= self.request.num_tokens)
 
 
-class VllmCore:
+class VllmCore(BaseEngine):
     """Steps vLLM and turns its steps into deltas; what the driver asks of an engine.
 
     The queue in front decides by virtual counters who begins next; vLLM computes all that began. So fairness holds for
@@ -66,10 +64,8 @@ class VllmCore:
 
     core:    vLLM's, in this process
     lora_of: what vLLM is to compute a sequence with
+    computes_here: on the CPUs of this process
     """
-
-    niceness = 0
-    is_stalled = False
 
     def __init__(
         self,
@@ -79,16 +75,16 @@ class VllmCore:
         output: Output,
         lora_of: Callable[[Sequence], LoRARequest | None],
     ) -> None:
+        super().__init__(FairShares(config.fairness), output)
         self.config, self.core = config, core
-        self._draws, self._output, self._lora_of = draws, output, lora_of
-        self._accounts, self._policy = Accounts(), FairShares(config.fairness)
+        self.computes_here = core.vllm_config.device_config.device_type == "cpu"
+        self.niceness = config.niceness if self.computes_here else 0
+        self._draws, self._lora_of = draws, lora_of
         self._waiting = WaitingQueue(self._policy)
         self._paused: list[Sequence] = []
-        self._unsampled: list[Sequence] = []
         self._running: dict[str, Running] = {}
         self._numbers = count()
-        self.num_steps = self.num_failed_steps = self._num_told = self._num_found = 0
-        self.step_s = 0.0
+        self._num_found = 0
 
     @property
     def has_work(self) -> bool:
@@ -111,19 +107,10 @@ class VllmCore:
         )
 
     @property
-    def usage(self) -> UsageReport:
-        """Return what was computed for each flow; may be read by any thread."""
-        return self._accounts.report(gap=self._policy.gap)
-
-    @property
     def versions(self) -> frozenset[str]:
         """Return the versions of adapters that sequences wait for or are computed with."""
         waiting = [*self._waiting, *self._paused, *(each.sequence for each in self._running.values())]
         return frozenset(each.request.model.version for each in waiting)
-
-    def news(self, since: int) -> News:
-        """Return what was spent since a listener heard the last news; may be asked by any thread."""
-        return self._accounts.news(since, most=MAX_TOLD)
 
     def add(self, sequences: Items[Sequence]) -> None:
         """Queue the sequences of one request; the first computes the prompt, the others follow it."""
@@ -132,10 +119,6 @@ class VllmCore:
             self._unsampled.append(first)
         else:
             self._waiting.push(first)
-
-    def go_on(self, sequence: Sequence) -> None:
-        """Have a new sequence go on where it was begun elsewhere; any thread may ask."""
-        self._output.go_on(sequence)
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End all sequences of these requests; those unknown are left alone."""
@@ -154,33 +137,11 @@ class VllmCore:
             self._paused.remove(sequence)
             self._waiting.push_front(sequence)
 
-    def step(self) -> list[Delta]:
-        """Let vLLM compute one step and return what every sequence gained; a failure ends what was running."""
-        deltas = [delta for leader in self._unsampled for delta in self._output.finish_unsampled(leader)]
-        note_ended(self._unsampled, self._accounts)
-        self._unsampled.clear()
-        try:
-            self._submit()
-            self._advance(deltas)
-        except Exception:
-            self.num_failed_steps += 1
-            lost = [each.sequence for each in self._running.values()]
-            extra = about(sequence.request.client_request_id for sequence in lost)
-            logger.exception("a step of %d running sequences failed", len(lost), extra=extra)
-            self._release(list(self._running))
-            deltas += self._lose(lost, EngineFailed(LOST))
-        return deltas
-
-    def note_told(self) -> None:
-        """Note that the load as it is now was sent."""
-        self._num_told = self._accounts.num_changes
-
     def reset(self) -> None:
         """Give up every sequence; no delta tells of it."""
         everything = lambda _: True  # noqa: E731
         note_ended([*self._waiting.remove(everything), *self._paused], self._accounts)
-        note_ended([each.sequence for each in self._running.values()], self._accounts)
-        self._release(list(self._running))
+        note_ended(self._give_up(), self._accounts)
         self._paused.clear()
         self._unsampled.clear()
 
@@ -262,6 +223,7 @@ class VllmCore:
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one step; what it gives is added to `deltas`."""
+        self._submit()
         if not self._running:
             return
         since_ns, running = self._accounts.now_ns(), dict(self._running)
@@ -285,6 +247,11 @@ class VllmCore:
         self.step_s += attribute(batch, self._policy, self._accounts, since_ns=since_ns) / 1e9
         deltas[:] = with_times(deltas, batch)
         self._settle(running)
+
+    def _give_up(self) -> list[Sequence]:
+        lost = [each.sequence for each in self._running.values()]
+        self._release(list(self._running))
+        return lost
 
     def _span(self, each: Running, output: EngineCoreOutput | None) -> Span | None:
         """Return what the step computed of a sequence; None where that was nothing."""
@@ -350,18 +317,6 @@ class VllmCore:
         found += [each for each in paused if each.request.request_id in request_ids]
         paused[:] = [each for each in paused if each.request.request_id not in request_ids]
         return found
-
-    def _lose(self, sequences: Items[Sequence], error: ServeError) -> list[Delta]:
-        """End sequences, and what was to follow them, with an error each."""
-        deltas = []
-        for sequence in sequences:
-            note_ended([sequence], self._accounts)
-            for lost in (sequence, *sequence.forks):
-                if not lost.is_finished:
-                    lost.end(FinishReason.ERROR)
-                    deltas.append(Delta(request_id=lost.request.request_id, sample=lost.sample, error=error))
-            sequence.forks = []
-        return deltas
 
 
 def scores_of_prompt(tensors: LogprobsTensors, *, ranked: bool) -> tuple[Scored, ...]:

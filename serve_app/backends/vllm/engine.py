@@ -15,7 +15,7 @@ from serve_app.core.cards import AdapterCard, AdapterRecord, Capabilities, Model
 from serve_app.core.errors import AdapterUnusable
 from serve_app.core.ledger import UsageReport
 from serve_app.core.weight_files import weights_sample
-from serve_app.engine.driver import Driver, sequences_of
+from serve_app.engine.driver import Driver, sequences_of, use_threads
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.replica.engine import PreparedRequest
 from serve_app.text.tokenizer import TextTokenizer
@@ -44,7 +44,7 @@ class VllmEngine(Driver):
         card: ModelCard,
         eos_token_ids: frozenset[int],
     ) -> None:
-        super().__init__(core, niceness=0)  # type: ignore[arg-type]
+        super().__init__(core, niceness=core.niceness, computes_here=core.computes_here)  # type: ignore[arg-type]
         self.core, self.config, self.eos_token_ids = core, core.config, eos_token_ids
         self.adapters, self.card, self.news = adapters, card, core.news
         adapters.post, adapters.used = lambda call: self.nudge(lambda _: call()), lambda: core.versions
@@ -63,10 +63,15 @@ class VllmEngine(Driver):
         from serve_app.backends.vllm.draws import Draws
         from serve_app.engine.sampling.output import Output
 
+        use_threads(config)  # vLLM's worker forbids it afterwards
         model, folder = checked.model_config, Path(config.path)
         tokenizer = TextTokenizer.load(folder, vocab_size=model.get_vocab_size())
         eos = tokenizer.eos_token_ids | ends_of(model, folder)
         core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
+        if config.max_adapters and checked.device_config.device_type == "cpu":
+            from serve_app.backends.vllm.adapter_rows import take_over_rows
+
+            take_over_rows(core)
         files = VllmAdapters(core, max_loras=config.max_adapters)
         draws = Draws.on(checked.device_config.device, eos)
         steps = VllmCore(config, core, draws, Output(tokenizer, eos), files.lora_of)
