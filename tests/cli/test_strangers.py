@@ -20,7 +20,7 @@ LENGTH = re.compile(rb"(?i)content-length: (\d+)")
 OK = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
 EVENT = b'data: {"choices": [{"index": 0, "text": "one ", "delta": {"content": "one "}}]}\n\n'
 LOST = b'data: {"error": {"message": "The replica went away.", "code": 500}}\n\n'
-ALL = ("complete hi", "chat hi", "explain hi", "compare hi --models a,b", "models", "adapters list")
+ALL = ("complete hi", "chat hi", "explain hi", "compare hi --models a,b", "models", "adapters list", "top --once")
 STREAMS = ("complete hi --stream --model m", "chat hi --stream --model m")
 Answer = Callable[[bytes], bytes]
 
