@@ -20,7 +20,7 @@ from serve_app.core.errors import InvalidRequest
 
 CONSTRAINTS = tuple(Held.model_fields)
 PREDICTIONS = ("prediction", "speculation")
-ALONE = frozenset(("lark", "llguidance"))
+ALONE = frozenset(("lark", "llguidance", "structural_tag"))
 """Kinds of constraints that stand beside no strict tool."""
 
 

@@ -20,10 +20,11 @@ from llguidance import LLMatcher, LLTokenizer
 from serve_app.constraints.gbnf import quoted, read_gbnf, to_lark
 from serve_app.constraints.json_schema import WHITESPACE, PreparedSchema, prepare_schema
 from serve_app.constraints.limits import ConstraintLimits, Refusal, check_length, parser_limits, shortest_match
-from serve_app.constraints.tool_calls import (
+from serve_app.constraints.structural_tag import (
     Special,
     relaxed,
     schemas_in,
+    structural_tag_to_lark,
     tool_calls_to_lark,
 )
 from serve_app.constraints.vocabulary import Vocabulary
@@ -106,6 +107,9 @@ def _grammar(kind: ConstraintKind, source: str, special: Special) -> Grammar:
         case "gbnf":
             symbol, lines = to_lark(read_gbnf(source))
             return Grammar(text=without_forcing("\n".join((f"start: {symbol}", *lines))), has_rules=True)
+        case "structural_tag":
+            text, formats = structural_tag_to_lark(source)
+            return Grammar(text=without_forcing(text), formats=formats, has_rules='"grammar"' in source)
         case "tools":
             text, formats = tool_calls_to_lark(source, special)
             return Grammar(text=without_forcing(text), formats=formats, has_rules='"gbnf"' in source)

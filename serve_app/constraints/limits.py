@@ -77,6 +77,7 @@ LANGUAGES: Mapping[ConstraintKind, str] = {
     "regex": "a regular expression",
     "lark": "a grammar in Lark",
     "llguidance": "a grammar of llguidance",
+    "structural_tag": "a structural tag",
     "tools": "JSON schemas of arguments",
 }
 

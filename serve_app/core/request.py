@@ -111,7 +111,7 @@ def leaves_no_room(num_tokens: int, max_tokens: int | None, *, max_model_len: in
 
 
 ConstraintKind = Literal[
-    "json_schema", "compact_json", "regex", "choice", "gbnf", "lark", "llguidance", "tools"
+    "json_schema", "compact_json", "regex", "choice", "gbnf", "lark", "llguidance", "structural_tag", "tools"
 ]  # fmt: skip
 
 
@@ -119,7 +119,7 @@ ConstraintKind = Literal[
 class Constraint:
     """One language that the text is to be of; nothing of it was checked but its form.
 
-    kind:   what the source is written in; json_schema, llguidance and tools are JSON, compact_json is a
+    kind:   what the source is written in; json_schema, llguidance, structural_tag and tools are JSON, compact_json is a
             schema of JSON without white space, choice a list of texts in JSON, of which the text is one
     source: text that the whole completion has to follow
     name:   the parameter it came in, as the client spelled it, for refusals

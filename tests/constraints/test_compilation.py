@@ -28,6 +28,10 @@ HOSTILE: dict[str, tuple[ConstraintKind, str]] = {
     "grammar": ("gbnf", 'root ::= x{50}\nx ::= y{50}\ny ::= "ab"'),
     "lark": ("lark", 'start: x{50}\nx: "ab"{50}\n%llguidance {"no_forcing": false}'),
     "llguidance": ("llguidance", json.dumps({"grammars": [{"json_schema": {"const": LONG}}]})),
+    "structural tag": (
+        "structural_tag",
+        json.dumps({"type": "structural_tag", "format": {"type": "const_string", "value": LONG}}),
+    ),
 }
 
 

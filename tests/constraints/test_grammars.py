@@ -1,11 +1,13 @@
-"""GBNF and regular expressions: what is of their language, and what is said of those that are none."""
+"""GBNF, regular expressions and structural tags: what is of their language, and what is said of those that are none."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 
 from serve_app.constraints.limits import Refusal
-from tests.constraints.vocabularies import EOS, accepted_of, allowed, matcher_of
+from tests.constraints.vocabularies import EOS, accepted_of, accepts, allowed, matcher_of
 
 ARITHMETIC = (
     "root ::= expr\nexpr ::= term (('+' | '-') term)*\nterm ::= factor (('*' | '/') factor)*\n"
@@ -88,3 +90,64 @@ def test_a_text_that_may_only_end_is_complete_with_its_last_token() -> None:
     assert allowed(matcher) == [ord("b"), EOS]
     assert matcher.consume_token(ord("b"))
     assert matcher.is_stopped()
+
+
+INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+TAGS = {
+    "structures": [
+        {"begin": "<f=a>", "schema": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}, "end": "</f>"},
+        {"begin": "<f=b>", "schema": {"type": "integer"}, "end": "</f>"},
+    ],
+    "triggers": ["<f="],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tag", "accepted", "refused"),
+    [
+        (TAGS, ["", "hi", "x<f=b>1</f>y<", '<f=a>{"x":1}</f><f=b>2</f>'], ["<f=c>1</f>", "<f=a>{}</f>", "<f=b>1"]),
+        (
+            {"format": {"type": "sequence", "elements": [
+                {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"}, INTEGER]}},
+            ["<t>a<b</t>1"], ["<t>1", "1", "<t></t>"],
+        ),
+        (
+            {"format": {"type": "or", "elements": [
+                {"type": "const_string", "value": "yes"}, {"type": "regex", "pattern": "a/b+"},
+                {"type": "grammar", "grammar": "root ::= 'x' root | 'y'"}]}},
+            ["yes", "a/bb", "xxy"], ["no", "a/", "x"],
+        ),
+        (
+            {"format": {"type": "tags_with_separator", "separator": ",", "at_least_one": True,
+                        "tags": [{"begin": "<", "content": INTEGER, "end": ">"}]}},
+            ["<1>", "<1>,<2>"], ["", "<1>,", "<1><2>"],
+        ),
+        (
+            {"format": {"type": "triggered_tags", "triggers": ["<"], "at_least_one": True, "stop_after_first": True,
+                        "tags": [{"begin": "<n>", "content": INTEGER, "end": "</n>"}]}},
+            ["<n>1</n>", "so <n>1</n>"], ["so", "<n>1</n>."],
+        ),
+    ],
+)  # fmt: skip
+def test_a_structural_tag_leaves_text_free_up_to_its_triggers(
+    tag: object, accepted: list[str], refused: list[str]
+) -> None:
+    source = json.dumps(tag)
+    assert [text for text in (*accepted, *refused) if accepts("structural_tag", source, text)] == accepted
+
+
+@pytest.mark.parametrize(
+    ("tag", "path"),
+    [
+        ({}, ""),
+        ({"format": {"type": "qwen_xml_parameter"}}, "#/format"),
+        ({"format": {"type": "sequence", "elements": [{"type": "any_text"}, INTEGER]}}, "#/format/elements/0"),
+        ({"structures": [{"begin": "<a>", "schema": {}, "end": ""}], "triggers": ["["]}, "#/tags/0"),
+        ({"structures": [{"begin": "<a>", "schema": {"not": {"type": "null"}}, "end": ""}], "triggers": ["<"]},
+         "#/tags/0/content"),
+    ],
+)  # fmt: skip
+def test_a_structural_tag_that_cannot_be_enforced_is_refused_with_its_place(tag: object, path: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        matcher_of("structural_tag", json.dumps(tag))
+    assert caught.value.path == path

@@ -105,6 +105,7 @@ def test_a_rule_out_of_reach_that_nothing_has_to_take_is_no_reason() -> None:
 
 
 def test_other_sources_are_held_to_the_same() -> None:
-    for kind, source in (("regex", "(ab){99999}"), ("choice", json.dumps([LONG]))):
+    tag = {"type": "structural_tag", "format": {"type": "regex", "pattern": "a{99999}"}}
+    for kind, source in (("regex", "(ab){99999}"), ("choice", json.dumps([LONG])), ("structural_tag", json.dumps(tag))):
         with pytest.raises(Refusal, match="its shortest text has"):
             matcher_of(kind, source)  # type: ignore[arg-type]

@@ -239,6 +239,8 @@ def followed_format(sent: Body) -> Body:
     match sent["type"]:
         case "grammar":
             return {**sent, "grammar": FOLLOWED["gbnf"]}
+        case "structural_tag":
+            return {"type": "structural_tag", "format": {"type": "any_text"}}
         case _:
             return {name: followed_member(name, value) for name, value in sent.items()}
 
@@ -246,6 +248,8 @@ def followed_format(sent: Body) -> Body:
 def followed_output(name: str, value: Any) -> Any:
     """A member of vLLM's structured outputs."""
     match name:
+        case "structural_tag" if value:
+            return {"type": "structural_tag", "format": {"type": "any_text"}}
         case "json" | "regex" | "grammar" if value not in (None, ""):
             return followed({"json": "json_schema", "regex": "regex", "grammar": "gbnf"}[name], value)
         case _:

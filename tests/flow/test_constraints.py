@@ -69,6 +69,9 @@ SPELLINGS: dict[str, dict[str, Any]] = {
     "mistral.rs": {"grammar": {"type": "json_schema", "value": POINT}},
     "llguidance": {"grammar": {"type": "llguidance", "value": {"grammars": [{"json_schema": POINT}]}}},
     "lark": {"grammar": {"type": "lark", "value": f"start: %json {json.dumps(POINT)}"}},
+    "structural tag": {
+        "response_format": {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": POINT}}
+    },
     "gbnf": {"grammar": GBNF_POINT},
     "a format of a grammar": {"response_format": {"type": "grammar", "grammar": GBNF_POINT}},
     "ebnf": {"ebnf": GBNF_POINT},

@@ -109,6 +109,7 @@ class ResponseFormat:
             tagged("json_schema", {"json_schema": bare}),
             tagged("json_schema", {"schema": source}, json_schema=empty),
             tagged("grammar", {"grammar": {**_text_of(terms), "minLength": 1}}),
+            tagged("structural_tag"),
         )
 
     def read(self, value: Value) -> Constraint | None:
@@ -171,11 +172,16 @@ def _format_grammar(sent: Mapping[str, object], value: Value) -> Constraint:
     return _constraint("gbnf", grammar, value)
 
 
+def _format_structural_tag(sent: Mapping[str, object], value: Value) -> Constraint:
+    return _constraint("structural_tag", _written(sent), value)
+
+
 FORMATS: Mapping[str, Callable[[Mapping[str, object], Value], Constraint | None]] = {
     "text": lambda sent, value: None,
     "json_object": _format_json_object,
     "json_schema": _format_json_schema,
     "grammar": _format_grammar,
+    "structural_tag": _format_structural_tag,
 }
 """What a response format asks for, by its `type`."""
 
@@ -287,12 +293,31 @@ class AnyObject:
         return JsonSchema().read(replace(value, sent=dict(ANY_OBJECT))) if is_wanted else None
 
 
+class StructuralTag:
+    """What a response format of that type says, or JSON of it in a string; an empty string is neutral."""
+
+    def words(self, terms: Terms) -> str:
+        return f'a structural tag, which is an object of "type" "structural_tag" or JSON of one, {_bound(terms)}'
+
+    def schema(self, terms: Terms) -> Schema:
+        return either({**_text_of(terms), "contentMediaType": "application/json"}, tagged("structural_tag"))
+
+    def read(self, value: Value) -> Constraint | None:
+        if value.sent == "":
+            return None
+        tag = parsed_json(value.sent, value)
+        if not isinstance(tag, dict) or tag.get("type", "structural_tag") != "structural_tag":
+            raise value.refused(self.words(value.terms))
+        return ResponseFormat().read(replace(value, sent={**tag, "type": "structural_tag"}))
+
+
 KINDS: Mapping[str, Form] = {
     "json": JsonSchema(),
     "regex": REGEX,
     "choice": Choices(),
     "grammar": GUIDED_GRAMMAR,
     "json_object": AnyObject(),
+    "structural_tag": StructuralTag(),
 }
 COMPACT = "disable_any_whitespace"
 NEUTRAL_OPTIONS = ("disable_additional_properties", "whitespace_pattern")

@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.compiler import Compiler
 from serve_app.constraints.limits import Refusal
-from serve_app.constraints.tool_calls import tool_calls_to_lark
+from serve_app.constraints.structural_tag import tool_calls_to_lark
 from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.request import Constraint
 from serve_app.core.tools import Tool, ToolChoice, ToolMode, Tools
