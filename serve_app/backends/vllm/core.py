@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 
 from serve_app.backends.vllm.draws import KEY, Draws, Row
 from serve_app.core.delta import Delta, FinishReason, Load
-from serve_app.core.errors import EngineFailed, ServeError
+from serve_app.core.errors import AdapterUnusable, EngineFailed, ServeError
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
 from serve_app.engine.engine import LOST, MAX_TOLD
@@ -160,7 +160,7 @@ class VllmCore:
         note_ended(self._unsampled, self._accounts)
         self._unsampled.clear()
         try:
-            self._submit()
+            self._submit(deltas)
             self._advance(deltas)
         except Exception:
             self.num_failed_steps += 1
@@ -198,8 +198,8 @@ class VllmCore:
         self._draws.close()
         self.core.shutdown()
 
-    def _submit(self) -> None:
-        """Give vLLM whose turn it is, as long as there are places."""
+    def _submit(self, deltas: list[Delta]) -> None:
+        """Give vLLM whose turn it is, as long as there are places; what cannot begin is added to `deltas`."""
         free = self.config.max_num_sequences - len(self._running)
         if free <= 0 or not len(self._waiting):
             return
@@ -221,7 +221,11 @@ class VllmCore:
             owe(each.sequence)
         for sequence in self._waiting.in_turn(key_of):
             self._waiting.take_in_turn(sequence)
-            self._begin(sequence)
+            try:
+                self._begin(sequence)
+            except AdapterUnusable as error:
+                deltas += self._lose([sequence], error)
+                continue
             owe(sequence)
             free -= 1
             if not free:
