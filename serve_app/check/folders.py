@@ -34,11 +34,6 @@ class FolderReport:
     notes: tuple[str, ...] = ()
 
 
-OTHER = (
-    "`engine: vllm` has more families and formats; `serve_app models check PATH` in its Python says whether this one"
-)
-
-
 def check_model_folder(path: str, *, dtype: str) -> FolderReport:
     """A base model, in the numbers that it would be loaded in, and which engine is advised for it."""
     from serve_app.engine.decoder.loading import rehearse
@@ -54,7 +49,7 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
         has, why = outlook(folder.path)
         if has:
             return FolderReport(name=path, facts={"engine": "vllm"}, notes=(f"our engine refuses it: {error}", why))
-        return FolderReport(name=path, facts={}, reason=f"{error}; {why}")
+        return FolderReport(name=path, facts={}, reason=str(error), notes=(f"with `engine: vllm`: {why}",))
     except (CatalogError, OSError) as error:
         return FolderReport(name=path, facts={}, reason=str(error))
     judged = found.checked
@@ -145,8 +140,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             yield from _rehearsed(args, folder.path, path)
     except (CatalogError, ModelNotSupported, OSError) as error:
         is_sound = False
-        way_out = f"; {OTHER}" if isinstance(error, ModelNotSupported) else ""
-        yield Finding(path=(*path, "path"), message=f"{error}{way_out}")
+        yield Finding(path=(*path, "path"), message=str(error))
     else:
         yield from _notes(args, (*path, "path"))
     if args.chat_template is not None:
