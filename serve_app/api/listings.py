@@ -14,7 +14,7 @@ from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, Renamed, defaults_of
 from serve_app.core.bounded import Count
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard, Scale
+from serve_app.core.cards import AdapterCard, EngineName, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Load
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import NANO
@@ -23,17 +23,23 @@ NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
 
 
 def dialects_body(
-    *, default: Dialect, of_models: Mapping[str, str], limits: WireLimits = DEFAULT_LIMITS
+    *,
+    default: Dialect,
+    of_models: Mapping[str, str],
+    cards: Iterable[ModelCard] = (),
+    limits: WireLimits = DEFAULT_LIMITS,
 ) -> dict[str, object]:
     """Return every dialect with its effective defaults, its meanings, and the disposition of each parameter.
 
     default: of the service;  of_models: by base, where a model has one of its own
+    cards:   of the models, which say what their engines lack
     """
     return {
         "object": "list",
         "header": HEADER,
         "default": default.name,
         "models": dict(of_models),
+        "engines": {each.name: {"engine": each.engine, "lacks": list(each.capabilities.lacks)} for each in cards},
         "data": [_dialect_body(dialect, limits) for dialect in DIALECTS.values()],
     }
 
@@ -104,6 +110,7 @@ class ModelEntry:
     weights: of an alias that has several targets, by their addresses
     version: digest of an adapter's files, which `base:adapter@version` pins; None of anything else
     default_sampling: sampling that the model's folder recommends, for dialects that take it from there
+    engine: what computes it;  lacks: what this engine cannot do for a request
     """
 
     id: str
@@ -116,6 +123,8 @@ class ModelEntry:
     version: str | None = None
     default_sampling: Mapping[str, float] = field(default_factory=dict)
     weights: Mapping[str, float] | None = None
+    engine: EngineName = "own"
+    lacks: tuple[str, ...] = ()
 
 
 def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, Mapping[ModelRef, float]]) -> list[ModelEntry]:
@@ -187,6 +196,8 @@ def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> Mode
         parent=parent,
         max_model_len=card.max_model_len or None,
         default_sampling=dict(card.default_sampling),
+        engine=card.engine,
+        lacks=card.capabilities.lacks,
     )
 
 

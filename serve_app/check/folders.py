@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from serve_app.backends.vllm.options import wrong_options
+from serve_app.backends.vllm.options import outlook, wrong_options
 from serve_app.catalog.adapters import CONFIG, WEIGHTS, read_adapter, read_records
 from serve_app.catalog.defaults import chat_templates_of, read_default_sampling
 from serve_app.catalog.files import CatalogError
@@ -35,7 +35,7 @@ class FolderReport:
 
 
 def check_model_folder(path: str, *, dtype: str) -> FolderReport:
-    """A base model, in the numbers that it would be loaded in."""
+    """A base model, in the numbers that it would be loaded in, and which engine is advised for it."""
     from serve_app.engine.decoder.loading import rehearse
     from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
 
@@ -45,10 +45,17 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
         found = rehearse(
             engine_config(ModelArgs.model_validate({"name": "model", "path": path, "dtype": dtype}), folder.path)
         )
-    except (CatalogError, ModelNotSupported, OSError) as error:
+    except ModelNotSupported as error:
+        has, why = outlook(folder.path)
+        if has:
+            return FolderReport(name=path, facts={"engine": "vllm"}, notes=(f"our engine refuses it: {error}", why))
+        return FolderReport(name=path, facts={}, reason=str(error), notes=(f"with `engine: vllm`: {why}",))
+    except (CatalogError, OSError) as error:
         return FolderReport(name=path, facts={}, reason=str(error))
     judged = found.checked
+    engine_note = f"`engine: own` is advised: it carries out every parameter. {outlook(folder.path)[1]}"
     facts: dict[str, object] = {
+        "engine": "own",
         "family": judged.config.model_type,
         "max_model_len": judged.max_model_len,
         "weight_bytes": found.num_bytes,
@@ -56,7 +63,7 @@ def check_model_folder(path: str, *, dtype: str) -> FolderReport:
         "default_sampling": dict(read_default_sampling(folder.path).values),
         "sees": judged.vision is not None and not isinstance(judged.vision, str),
     }
-    return FolderReport(name=path, facts=facts, notes=found.notes)
+    return FolderReport(name=path, facts=facts, notes=(*found.notes, engine_note))
 
 
 def check_adapters(path: str, model: str | None = None) -> list[FolderReport]:

@@ -35,10 +35,10 @@ def list_models(context: typer.Context, url: Url = URL, key: Key = None, as_json
         say("\n".join(str(each["id"]) for each in models))
     else:
         rows = [
-            [str(each["id"]), *(str(each.get(name) or "") for name in ("parent", "max_model_len", "root"))]
+            [str(each["id"]), *(str(each.get(name) or "") for name in ("parent", "max_model_len", "engine", "root"))]
             for each in models
         ]
-        console().print(table(["model", "base", "context", "from"], rows))
+        console().print(table(["model", "base", "context", "engine", "from"], rows))
     return Exit.DONE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,6 +28,7 @@ SamplingKind = SamplerName | OtherSampling
 AdapterKind = Literal["plain", "scaled", "mixed"]
 """One adapter as it was trained, one with a scale that the client chose, several at once."""
 RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
+EngineName = Literal["own", "vllm"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +177,17 @@ class Capabilities:
     adapters: frozenset[AdapterKind] = frozenset(get_args(AdapterKind))
     recordings: frozenset[RecordingKind] = frozenset(get_args(RecordingKind))
 
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Return the kinds that this engine cannot do and ours can, as clients are told of them."""
+        absent = {words_of(kind) for each in fields(self) for kind in each.default - getattr(self, each.name)}
+        return tuple(sorted(absent))
+
+
+def words_of(kind: str) -> str:
+    """Return what a kind is called in sentences and lists."""
+    return f"{kind} adapters" if kind in get_args(AdapterKind) else kind
+
 
 EVERYTHING = Capabilities()
 
@@ -207,6 +219,7 @@ class ModelCard:
     max_mixed_adapters: in one mix; all of them have to be resident at once
     fills_gaps: whether it has the tokens of fill-in-the-middle
     prompt_length: which prompts it refuses by length alone; None if unknown
+    engine:  what computes it
     capabilities: what its engine can do; a card that does not say so has an engine that can do everything
     numerics: its weights, the type that they are computed in, its context and its templates: where it is equal,
         completions of another replica go on as they would there
@@ -239,6 +252,7 @@ class ModelCard:
     max_mixed_adapters: int = MAX_MIXED_ADAPTERS
     fills_gaps: bool = False
     prompt_length: PromptLength | None = None
+    engine: EngineName = "own"
     capabilities: Capabilities = EVERYTHING
     numerics: str = ""
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.error_text import shown
-from serve_app.core.cards import EVERYTHING, ModelCard
+from serve_app.core.cards import EVERYTHING, ModelCard, words_of
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef
 from serve_app.core.request import TEMPERATURE_FIRST, GenerationRequest, RecordParams, SamplingParams, UnencodedParams
@@ -34,14 +34,15 @@ class Need:
 
     kind:  of a capability;  param: by which the client asked for it
     off:   what the parameter must be without it
-    words: for the kind, in a sentence; "" is its name
     """
 
     kind: str
     param: str
     found: object
     off: str = "be absent"
-    words: str = ""
+
+
+EMBEDDINGS = Need(kind="embeddings", param="model", found="a model that embeds nothing", off="name another model")
 
 
 def check_capabilities(request: GenerationRequest, card: ModelCard, *, model_param: str) -> None:
@@ -60,8 +61,14 @@ def check_capabilities(request: GenerationRequest, card: ModelCard, *, model_par
     ):
         for need in needs:
             if need.kind not in has:
-                must = f"{need.off} for {card.name}, whose engine does not support {need.words or need.kind}"
-                raise UnsupportedParameter.refusing(need.param, must=must, found=shown(need.found))
+                raise lacking(need, card)
+
+
+def lacking(need: Need, card: ModelCard) -> UnsupportedParameter:
+    """Return the refusal of a need that the model's engine lacks."""
+    must = f"{need.off} for {card.name}, whose engine ({card.engine}) does not support {words_of(need.kind)}"
+    remedy = "" if card.engine == "own" else 'Its operator serves it with "engine: own" in its args.'
+    return UnsupportedParameter.refusing(need.param, must=must, found=shown(need.found), remedy=remedy)
 
 
 def sampling_needs(params: SamplingParams, texts: UnencodedParams) -> Iterator[Need]:
@@ -105,15 +112,14 @@ def _adapter_needs(model: ModelRef, param: str) -> Iterator[Need]:
     if parts:
         kind = "mixed" if len(parts) > 1 else "plain" if parts[0].scale == 1 else "scaled"
         off = "name a base model" if kind == "plain" else "name one adapter without a scale"
-        words = "adapters" if kind == "plain" else f"{kind} adapters"
-        yield Need(kind=kind, param=param, found=model.name, off=off, words=words)
+        yield Need(kind=kind, param=param, found=model.name, off=off)
 
 
 def _recording_needs(record: RecordParams | None) -> Iterator[Need]:
     if record is None:
         return
     if record.embedding is not None:
-        yield Need(kind="embeddings", param="model", found="a model that embeds nothing", off="name another model")
+        yield EMBEDDINGS
     elif record.hidden_states is not None:
         yield Need(kind="hidden_states", param=record.name, found=True, off="be false")
     if record.experts:

@@ -12,7 +12,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.error_text import shown
 from serve_app.catalog.resolve import write_mix
-from serve_app.core.cards import ModelCard
+from serve_app.core.cards import ModelCard, RecordingKind
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Image, Prompt
@@ -29,7 +29,7 @@ from serve_app.core.request import (
     UnencodedParams,
 )
 from serve_app.core.tenants import LOCAL, Tenant
-from serve_app.router.capabilities import check_capabilities
+from serve_app.router.capabilities import EMBEDDINGS, Need, check_capabilities, lacking
 from serve_app.router.message import constraint_of, marks_to_show, writing_of
 from serve_app.tools.forms import Form, call_constraint
 
@@ -391,9 +391,9 @@ def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams |
     if not states and not experts:
         return None
     if states and not card.records.returns_hidden_states:
-        raise _not_allowed(STATES, states, card)
+        raise _not_allowed(STATES, states, card, "hidden_states")
     if experts and not card.records.returns_routed_experts:
-        raise _not_allowed(EXPERTS, experts, card)
+        raise _not_allowed(EXPERTS, experts, card, "routed_experts")
     if not states:
         return RecordParams(experts=True, name=EXPERTS)
     if request.shows_last_state:
@@ -406,6 +406,8 @@ def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams |
 
 def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
     form = card.records.embedding
+    if "embeddings" not in card.capabilities.recordings:
+        raise lacking(EMBEDDINGS, card)
     if form is None or form.reason is not None:
         must, remedy = "name a model with embeddings", 'Its operator chooses what they are by "pooling" in its args.'
         found = f"{card.name}, which has none" + (f": {form.reason}" if form is not None else "")
@@ -432,7 +434,9 @@ def _check_dimensions(wanted: int | None, card: ModelCard) -> None:
     )
 
 
-def _not_allowed(name: str, found: object, card: ModelCard) -> UnsupportedParameter:
+def _not_allowed(name: str, found: object, card: ModelCard, kind: RecordingKind) -> UnsupportedParameter:
+    if kind not in card.capabilities.recordings:
+        return lacking(Need(kind=kind, param=name, found=found, off="be false"), card)
     return UnsupportedParameter.refusing(
         name,
         must=f"be false, as {card.name} is not configured to return them",

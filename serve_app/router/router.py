@@ -320,7 +320,7 @@ class Router:
     def dialects(self, limits: WireLimits = DEFAULT_LIMITS) -> dict[str, object]:
         """Every dialect with what it makes of each parameter within these limits, and who speaks which."""
         of_models = {card.name: card.dialect for card in self.view.cards.values() if card.dialect is not None}
-        return dialects_body(default=self.dialect, of_models=of_models, limits=limits)
+        return dialects_body(default=self.dialect, of_models=of_models, cards=self.view.cards.values(), limits=limits)
 
     def models(self) -> list[ModelEntry]:
         """Every name that can be sent as `model` now."""

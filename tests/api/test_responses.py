@@ -212,5 +212,7 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
         "version": None,
         "default_sampling": {},
         "weights": None,
+        "engine": "own",
+        "lacks": (),
     }
     assert body["data"][2]["version"] == "v1"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from serve_app.backends.vllm.options import engine_arguments, wrong_options
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.kernels.forms import largest_error
+from tests.api.test_dialects import COMPANIONS, VALUES
 from tests.flow.stack import Stack, running_stack
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -72,6 +74,59 @@ def rounded(value: Any) -> Any:
     if isinstance(value, list):
         return [rounded(each) for each in value]
     return round(value, 2) if isinstance(value, float) else value
+
+
+LACKED = {"lora": "scaled adapters", "return_hidden_states": "hidden_states", "return_routed_experts": "routed_experts"}
+"""Parameters of the contract that this engine refuses, and what the refusal calls what it lacks."""
+PARAMETERS: Mapping[str, dict[str, Any]] = {
+    name: {"seed": 5, **COMPANIONS.get(name, {}), name: value}
+    for name, value in {**VALUES, "t_max_predict_ms": 600_000, "request_id": "another"}.items()
+}
+
+
+async def outcome(stack: Stack, body: Mapping[str, Any]) -> tuple[int, Any]:
+    """The status of a request, and its choices, the joined text of its stream, or its error."""
+    response = await stack.post({"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, **body})
+    if body.get("stream") and response.status_code == 200:
+        lines = [line for line in response.text.split("\n\n") if line.startswith("data: {")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        return 200, "".join(choice["text"] for event in events for choice in event["choices"])
+    found = response.json()
+    return response.status_code, rounded(found["choices"]) if response.status_code == 200 else found["error"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def outcomes() -> dict[str, tuple[int, Any]]:
+    """What our own engine makes of each parameter."""
+    async with running_stack(num_replicas=1, engine="own") as made:
+        return {name: await outcome(made, body) for name, body in PARAMETERS.items()}
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS.keys() - LACKED))
+async def test_a_parameter_does_what_it_does_with_our_engine(
+    stack: Stack, outcomes: dict[str, tuple[int, Any]], name: str
+) -> None:
+    assert await outcome(stack, PARAMETERS[name]) == outcomes[name]
+
+
+@pytest.mark.parametrize("name", LACKED)
+async def test_a_parameter_that_it_lacks_is_refused_by_name_with_the_engine_that_has_it(
+    stack: Stack, name: str
+) -> None:
+    status, error = await outcome(stack, PARAMETERS[name])
+    assert (status, error["param"]) == (400, name)
+    assert f"engine (vllm) does not support {LACKED[name]}" in error["message"]
+    assert "engine: own" in error["message"]
+
+
+async def test_what_it_lacks_is_told_where_models_and_dialects_are_listed(stack: Stack) -> None:
+    lacks = ["embeddings", "hidden_states", "mixed adapters", "routed_experts", "scaled adapters"]
+    listed = {each["id"]: (each["engine"], each["lacks"]) for each in (await stack.get("/v1/models")).json()["data"]}
+    assert listed["demo"] == listed["demo:pirate"] == ("vllm", lacks)
+    engines = (await stack.get("/v1/dialects")).json()["engines"]
+    assert engines == {"demo": {"engine": "vllm", "lacks": lacks}}
+    response = await stack.post({"model": "demo", "input": "Once"}, "/v1/embeddings")
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "model")
 
 
 @pytest.mark.parametrize("name", BODIES)

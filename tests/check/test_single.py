@@ -17,6 +17,8 @@ def test_a_model_is_told_with_its_size_and_context() -> None:
     found = check_model_folder("builtin:demo", dtype="float32")
     assert found.reason is None
     assert found.facts["max_model_len"] == 2048
+    assert found.facts["engine"] == "own"
+    assert "`engine: own` is advised" in found.notes[-1]
     half = check_model_folder("builtin:demo", dtype="bfloat16").facts["weight_bytes"]
     assert isinstance(half, int)
     assert 0 < half < int(str(found.facts["weight_bytes"]))

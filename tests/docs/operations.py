@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from starlette.requests import Request
 
+from serve_app.backends.vllm.engine import CAPABILITIES
 from serve_app.cli.environment import HAPROXY_SETTINGS, LOCAL_SETTINGS, SETTINGS, Setting
 from serve_app.cli.tree import command
+from serve_app.core.cards import EVERYTHING
 from serve_app.deployments.arguments import (
     CanarySettings,
     LimitSettings,
@@ -33,6 +36,17 @@ from tests.docs.markdown import code, table
 def model_settings() -> str:
     """`args` of a model."""
     return _settings(ModelArgs)
+
+
+def engines() -> str:
+    """What a request may need of an engine, and which engine has it, as their cards say."""
+    rows = []
+    for group in fields(EVERYTHING):
+        every, of_vllm = getattr(EVERYTHING, group.name), getattr(CAPABILITIES, group.name)
+        for kinds, word in ((every & of_vllm, "carried out"), (every - of_vllm, "refused by name")):
+            if kinds:
+                rows.append([group.name, ", ".join(map(code, sorted(kinds))), "carried out", word])
+    return table(["", "what a request needs", code("own"), code("vllm")], rows)
 
 
 def router_args() -> str:

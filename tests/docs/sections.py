@@ -12,7 +12,10 @@ from tests.docs.walls import walls
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = (
-    *(REPOSITORY / "docs" / name for name in ("architecture.md", "cli.md", "contract.md", "laws.md", "operations.md")),
+    *(
+        REPOSITORY / "docs" / name
+        for name in ("architecture.md", "cli.md", "contract.md", "engines.md", "laws.md", "operations.md")
+    ),
     *(REPOSITORY / "docs" / "dialects" / f"{name}.md" for name in dialects.PAGES_OF.values()),
 )
 
@@ -44,6 +47,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "local-environment": operations.local_environment,
         "haproxy-environment": operations.haproxy_environment,
         "commands": operations.commands,
+        "engines": operations.engines,
         "command-tree": command_line.command_tree,
         "exit-codes": command_line.exit_codes,
         "metrics": operations.metrics,

@@ -91,7 +91,7 @@ def test_a_need_that_the_card_lacks_is_a_400_that_names_the_parameter(
 ) -> None:
     with pytest.raises(
         UnsupportedParameter,
-        match=f"tiny, whose engine does not support .*{'adapters' if field == 'adapters' else kind}",
+        match=f"tiny, whose engine \\(own\\) does not support .*{'adapters' if field == 'adapters' else kind}",
     ) as refusal:
         lowered(without(field, kind), **members)
     assert (refusal.value.param, refusal.value.status) == (param, 400)

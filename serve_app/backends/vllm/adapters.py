@@ -12,6 +12,8 @@ from vllm.lora.request import LoRARequest
 
 from serve_app.core.cards import AdapterCard, AdapterRecord, Residency
 from serve_app.core.errors import AdapterUnusable
+from serve_app.engine.lora.adapter import WeightsFile
+from serve_app.engine.lora.matching import AdapterRefused
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -36,12 +38,21 @@ class VllmAdapters:
         self.post: Callable[[Callable[[], None]], None] = lambda call: call()
         self.used: Callable[[], frozenset[str]] = frozenset
         self._known: dict[str, LoRARequest] = {}
+        self._files: dict[str, WeightsFile] = {}
         self._num_made = 0
 
     def lora_of(self, sequence: Sequence) -> LoRARequest | None:
-        """Return what vLLM computes a sequence with; None is the base."""
+        """Return what vLLM computes a sequence with; None is the base.
+
+        Raises AdapterUnusable if vLLM is to read the weights again and they are of another version by now.
+        """
         model = sequence.request.model
-        return None if model.adapter is None else self._known[model.version]
+        if model.adapter is None:
+            return None
+        known = self._known[model.version]
+        if known.lora_int_id not in self._core.list_loras():
+            self._check_file(model.version, model.name)
+        return known
 
     @property
     def residency(self) -> Residency:
@@ -58,6 +69,8 @@ class VllmAdapters:
         if record.version not in self._known:
             self._num_made += 1
             self._known[record.version] = LoRARequest(record.version, self._num_made, str(record.path))
+            if record.weights is not None:
+                self._files[record.version] = WeightsFile(record.weights, record.weights_digest)
         return record.card()
 
     def bind(self, record: AdapterRecord) -> Future[AdapterCard]:
@@ -84,6 +97,7 @@ class VllmAdapters:
         was_known = record.version in self._known
         card = self.know(record)
         try:
+            self._check_file(record.version, record.name)
             self._core.add_lora(self._known[record.version])
         except Exception as error:
             if not was_known:
@@ -92,10 +106,19 @@ class VllmAdapters:
             raise AdapterUnusable.refusing("adapter", must="be one that vLLM loads", found=found) from error
         return card
 
+    def _check_file(self, version: str, name: str) -> None:
+        """Raise AdapterUnusable unless the weights on disk are still those of the version: vLLM does not look."""
+        try:
+            self._files[version].read()
+        except AdapterRefused as error:
+            must = "name an adapter that can be used"
+            raise AdapterUnusable.refusing("model", must=must, found=f"{name}: {error}") from error
+
     def _forget(self, versions: frozenset[str]) -> frozenset[str]:
         gone = (versions & self._known.keys()) - self.used()
         for version in gone:
             self._core.remove_lora(self._known.pop(version).lora_int_id)
+            self._files.pop(version, None)
         return gone
 
     def _reason(self, record: AdapterRecord) -> str | None:

@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 
 from serve_app.backends.vllm.draws import KEY, Draws, Row
 from serve_app.core.delta import Delta, FinishReason, Load
-from serve_app.core.errors import EngineFailed
+from serve_app.core.errors import AdapterUnusable
 from serve_app.engine.base import BaseEngine
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import SampledSpan, Scored
@@ -159,8 +159,8 @@ class VllmCore(BaseEngine):
         self._draws.close()
         self.core.shutdown()
 
-    def _submit(self) -> None:
-        """Give vLLM whose turn it is, as long as there are places."""
+    def _submit(self, deltas: list[Delta]) -> None:
+        """Give vLLM whose turn it is, as long as there are places; what cannot begin is added to `deltas`."""
         free = self.config.max_num_sequences - len(self._running)
         if free <= 0 or not len(self._waiting):
             return
@@ -182,7 +182,11 @@ class VllmCore(BaseEngine):
             owe(each.sequence)
         for sequence in self._waiting.in_turn(key_of):
             self._waiting.take_in_turn(sequence)
-            self._begin(sequence)
+            try:
+                self._begin(sequence)
+            except AdapterUnusable as error:
+                deltas += self._lose([sequence], error)
+                continue
             owe(sequence)
             free -= 1
             if not free:
@@ -223,7 +227,7 @@ class VllmCore(BaseEngine):
 
     def _advance(self, deltas: list[Delta]) -> None:
         """Compute one step; what it gives is added to `deltas`."""
-        self._submit()
+        self._submit(deltas)
         if not self._running:
             return
         since_ns, running = self._accounts.now_ns(), dict(self._running)

@@ -14,6 +14,7 @@ from serve_app.backends.vllm.options import engine_arguments, vllm_config
 from serve_app.core.cards import AdapterCard, AdapterRecord, Capabilities, ModelCard, Residency
 from serve_app.core.errors import AdapterUnusable
 from serve_app.core.ledger import UsageReport
+from serve_app.core.prompt import ImageCard
 from serve_app.core.weight_files import weights_sample
 from serve_app.engine.driver import Driver, sequences_of, use_threads
 from serve_app.engine.scheduler.sequence import Sequence
@@ -117,7 +118,9 @@ def card_of(config: EngineConfig, model: Any, adapters: tuple[AdapterCard, ...])
         max_waiting=config.max_waiting,
         kv_cache_bytes=0 if config.kv_cache_bytes == "auto" else config.kv_cache_bytes,
         max_mixed_adapters=1,
+        engine="vllm",
         capabilities=CAPABILITIES,
+        images=ImageCard(reason="vLLM computes its text alone") if model.is_multimodal_model else None,
         numerics=f"{weights_sample(Path(config.path))} {model.dtype} vllm {version_of_vllm()}",
     )
 

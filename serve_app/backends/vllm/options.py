@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank of adapters."""
 LEAST_RANK = 16
+OTHER = "whether our engine does (`engine: own`) is said by `serve_app models check PATH`"
 OURS = frozenset({"model", "skip_tokenizer_init", "logits_processors", "async_scheduling", "disable_log_stats"})
 """What a cluster file cannot say: the replica depends on it."""
 ENVIRONMENT = {
@@ -96,6 +98,18 @@ def wrong_options(options: Mapping[str, Any]) -> Iterator[str]:
         yield f"must have options of vLLM's EngineArgs; found {', '.join(unknown)}"
 
 
+def outlook(folder: Path) -> tuple[bool | None, str]:
+    """Say whether vLLM has a model's architecture, and why; None where it is not installed in this Python."""
+    named = json.loads((folder / "config.json").read_bytes()).get("architectures") or []
+    if find_spec("vllm") is None:
+        return None, "vLLM is not installed in this Python; where it is, the same command asks it"
+    from vllm.model_executor.models import ModelRegistry
+
+    if known := sorted(set(named) & set(ModelRegistry.get_supported_archs())):
+        return True, f"vLLM has {', '.join(known)}; it judges sizes and formats when it loads the model"
+    return False, f"vLLM has no class for {', '.join(map(str, named)) or 'a folder without architectures'}"
+
+
 def vllm_config(arguments: Mapping[str, Any], processors: list[Any]) -> VllmConfig:
     """Have vLLM check the arguments. Raises ModelNotSupported, with what vLLM says."""
     from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
@@ -114,4 +128,4 @@ def vllm_config(arguments: Mapping[str, Any], processors: list[Any]) -> VllmConf
         )
         return made.create_engine_config()
     except (TypeError, ValueError) as error:
-        raise ModelNotSupported(f"vLLM does not take this model as it is configured: {error}") from error
+        raise ModelNotSupported(f"vLLM does not take this model as it is configured: {error}; {OTHER}") from error

@@ -27,6 +27,7 @@ async function cardOf(base, entries) {
   const facts = [`${count(base.max_model_len)} tokens of context`, `${count(props.n_vocab)} in its vocabulary`];
   facts.push(props.chat_template ? "has a chat template" : "has no chat template");
   if (props.modalities?.vision) facts.push("sees images");
+  if (base.engine !== "own") facts.push(`computed by ${base.engine}`, `lacks ${base.lacks.join(", ")}`);
   const header = make(
     "header", {},
     make("h2", {}, base.id),
