@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from serve_app.core.tenants import Scope, Tenant
+from serve_app.tenants.batch_store import BatchStore
 from serve_app.tenants.declaration import changed, names_twice, tenant_from, told_of
 from serve_app.tenants.errors import NotThere, TenancyError, unavailable
 from serve_app.tenants.keys import Key, digest_of, new_key, new_key_id
@@ -35,6 +36,7 @@ class AdminService:
         self._store = store
         self._administration = Administration(store, pepper)
         self.ledger = LedgerStore(store.engine)
+        self.batches = BatchStore(store.engine)
         self._services: Mapping[str, Callable[[Arguments, Author], Answer]] = {
             "list_tenants": self._list_tenants,
             "show_tenant": self._show_tenant,
@@ -49,6 +51,7 @@ class AdminService:
             "revoke_key": self._revoke_key,
             "list_events": self._list_events,
             "show_usage": self._show_usage,
+            **self.batches.services,
         }
 
     def answer(self, service: str, arguments: Arguments, by: Author) -> Answer:
