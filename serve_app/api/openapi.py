@@ -378,7 +378,7 @@ def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:
         *(_parameter(name, "path") for name in ("name", "id") if f"{{{name}}}" in path),
         *(_parameter(name, "query") for name in service.query),
     ]
-    answer = {"application/octet-stream": {}} if service.name == "read_file" else service.answer
+    answer: str | dict[str, Any] = service.answer or {"application/octet-stream": {}}
     operation = _operation(service.summary, answer, body=service.body, parameters=parameters, errors=FAILURES)
     if service.body is not None:
         operation["requestBody"]["required"] = service.name != "rotate_key"

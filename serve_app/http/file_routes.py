@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
@@ -84,27 +84,34 @@ async def _add(request: Request, batches: Batches, settings: HttpSettings) -> Re
         form = await bounded.form(max_files=1, max_fields=len(FIELDS), max_part_size=MAX_FIELD_BYTES)
     except HTTPException as error:
         raise body.refusal or InvalidRequest(f"The form cannot be read: {error.detail}") from None
-    async with form:
-        for name in form:
-            if name not in FIELDS:
-                raise InvalidRequest.refusing("form", must=f"have the fields {', '.join(FIELDS)}", found=shown(name))
-        file, purpose = form.get("file"), form.get("purpose")
-        if not isinstance(file, UploadFile):
-            raise InvalidRequest.refusing("file", must="be a file of the form", found="none")
-        if purpose != BATCH:
-            raise InvalidRequest.refusing("purpose", must='be "batch"', found=shown(purpose))
-        if (file.size or 0) > settings.max_file_bytes:
-            raise too_large(settings.max_file_bytes)
-        seconds = _seconds(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
-        file_id, num_bytes = await asyncio.to_thread(batches.files.write, file.file)
-        new = NewFile(id=file_id, name=file.filename or "file", purpose=BATCH, num_bytes=num_bytes, seconds=seconds)
+    try:
+        new = await _written(form, batches.files, settings)
+    finally:
+        await form.close()
     tenant = request.scope["state"]["identity"].tenant.name
     try:
         told = await batches.ask("add_file", tenant, new, settings.max_files_bytes)
     except InvalidRequest:  # any other failure may have come after it was kept
-        await asyncio.to_thread(batches.files.remove, file_id)
+        await asyncio.to_thread(batches.files.remove, new.id)
         raise
     return JSONResponse(told, headers=HEADERS)
+
+
+async def _written(form: FormData, files: BatchFiles, settings: HttpSettings) -> NewFile:
+    """Write the file of a form into the folder. Raises InvalidRequest, PayloadTooLarge."""
+    for name in form:
+        if name not in FIELDS:
+            raise InvalidRequest.refusing("form", must=f"have the fields {', '.join(FIELDS)}", found=shown(name))
+    file, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(file, UploadFile):
+        raise InvalidRequest.refusing("file", must="be a file of the form", found="none")
+    if purpose != BATCH:
+        raise InvalidRequest.refusing("purpose", must='be "batch"', found=shown(purpose))
+    if (file.size or 0) > settings.max_file_bytes:
+        raise too_large(settings.max_file_bytes)
+    seconds = _seconds(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
+    file_id, num_bytes = await asyncio.to_thread(files.write, file.file)
+    return NewFile(id=file_id, name=file.filename or "file", purpose=BATCH, num_bytes=num_bytes, seconds=seconds)
 
 
 class _Body:

@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
+import jsonschema
 import openai
 import pytest
 from sqlalchemy import select
@@ -84,6 +86,19 @@ async def test_the_official_client_goes_a_batchs_whole_life(node: Node, house: B
     with pytest.raises(openai.NotFoundError):
         await client.files.content(batch.input_file_id)
     assert [each.name for each in house.folder.iterdir()] == [batch.output_file_id]
+
+
+async def test_answers_are_as_they_are_described(node: Node) -> None:
+    batch = await node.until((await created(node, jsonl(requests(2)))).id)
+    client = httpx.AsyncClient(transport=node.transport, base_url="http://flow")
+    headers = {"x-api-key": node.house.keys["acme"]}
+    document = (await client.get("/openapi.json", headers=headers)).json()
+    named = {"/v1/files/{id}": batch.output_file_id, "/v1/batches/{id}": batch.id, "/v1/files": "", "/v1/batches": ""}
+    for path, own_id in named.items():
+        answer = await client.get(path.replace("{id}", str(own_id)), headers=headers)
+        content = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]
+        jsonschema.validate(answer.json(), {**content["schema"], "components": document["components"]})
+    await client.aclose()
 
 
 async def test_lines_wait_at_the_lowest_priority_and_never_fill_more_than_free_slots(house: BatchHouse) -> None:
