@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import Context
 from pathlib import Path
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
@@ -20,8 +18,7 @@ from serve_app.core.tenants import Lease, Limits, Statement
 from serve_app.deployments.logs import log_as_configured
 from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
 from serve_app.tenants.admin_service import AdminService
-from serve_app.tenants.batch_work import BatchWork
-from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError, unavailable
+from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
 from serve_app.tenants.keys import VARIABLE, Directory
 from serve_app.tenants.leased_limits import NEVER_TOLD
 from serve_app.tenants.ledger import prune
@@ -63,7 +60,6 @@ class Accounts:
             self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._admin_service.ledger.cost_of
         )
         self._claims = Claims(clock=time.monotonic, learns_s=LEARNS_S)
-        self._batch_work = BatchWork(self._admin_service.ledger, clock=time.monotonic, wall=time.time)
         self._ledger_days, self._pruned_at = ledger_days, -math.inf
         self._writing = asyncio.Lock()
         self._reading: dict[tuple[str, Period], asyncio.Task[None]] = {}
@@ -80,10 +76,9 @@ class Accounts:
         return await _answered(f"{service} of {actor}", self._admin_service.answer, service, arguments, by)
 
     async def batches(self, method: str, *arguments: object) -> object:
-        """Return what `BatchWork` answers, or `add_file` of `BatchStore`, or the refusal; one call after the other."""
-        owner = self._admin_service.batches if method == "add_file" else self._batch_work
+        """As AdminService.of_batches, a refusal returned; one call after the other."""
         async with self._writing:
-            return await _answered(method, getattr(owner, method), *arguments)
+            return await _answered(method, self._admin_service.of_batches, method, *arguments)
 
     async def change_adapters(self, change: Change) -> AdapterSet | ServeError:
         """Return what is published after the change, or the refusal that the client is to be told."""
@@ -177,8 +172,7 @@ async def _answered(what: str, ask: Callable[..., object], *arguments: object) -
     """Return what a blocking call returns, or the refusal that the client is to be told."""
     try:
         return await asyncio.to_thread(ask, *arguments)
-    except (StoreUnavailable, SQLAlchemyError) as error:
-        error = error if isinstance(error, StoreUnavailable) else unavailable(error)
+    except StoreUnavailable as error:
         logger.warning("%s was not done: %s", what, error)
         return Unavailable(error.shown, None, {"retry_after_s": 2})
     except NotThere as error:

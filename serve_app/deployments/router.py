@@ -77,6 +77,7 @@ class RouterReplica:
     """
 
     user_config_schema: ClassVar[type[BaseModel]] = RouterSettings
+    _batch_worker: BatchWorker | None = None
 
     async def __init__(  # type: ignore[misc]  # Serve awaits constructors
         self,
@@ -89,19 +90,12 @@ class RouterReplica:
         defaults = RouterSettings()
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
-        grace_s = defaults.auth_grace_s
         self._host = await asyncio.to_thread(http_host)
         self._replays = Replays()
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
         self._accounts: AccountsClient | None = None
-        source: AccountsClient | FileSource = FileSource(
-            PublishedFile(Path(adapters_file)), on_look=self._bring_adapters
-        )
-        if accounts is not None:
-            kept, on_look = self._replays.kept, self._note_look
-            source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
-            self._accounts = source
+        source = self._source(accounts, adapters_file, router_id)
         self._publishing = Publishing(self._fleet, source)
         self._shadows = Shadows(self._fleet, self._admission)
         self._rollouts = Rollouts(self._publishing, self._fleet)
@@ -111,7 +105,6 @@ class RouterReplica:
         cluster = ServeCluster(context.app_name)
         self._waker = Waker(self._fleet, partial(cluster.wake, router_id=router_id))
         self._files = BatchFiles(Path(files))
-        self._batch_worker: BatchWorker | None = None
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         self._fleet.on_outdated = discovery.hurry
@@ -183,6 +176,16 @@ class RouterReplica:
             if self._accounting is not None:
                 with suppress(Unavailable):  # then it is unattributed
                     await self._accounting.ledger_writer.flush()
+
+    def _source(
+        self, accounts: DeploymentHandle[Any] | None, adapters_file: str, router_id: str
+    ) -> AccountsClient | FileSource:
+        """Return where published adapters are kept, and note the accounts, if there are any."""
+        if accounts is None:
+            return FileSource(PublishedFile(Path(adapters_file)), on_look=self._bring_adapters)
+        kept, on_look, grace_s = self._replays.kept, self._note_look, RouterSettings().auth_grace_s
+        self._accounts = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
+        return self._accounts
 
     def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
         return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts), accounts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
@@ -10,6 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.tenants.batch_store import BatchStore
+from serve_app.tenants.batch_work import BatchWork
 from serve_app.tenants.declaration import changed, names_twice, tenant_from, told_of
 from serve_app.tenants.errors import NotThere, TenancyError, unavailable
 from serve_app.tenants.keys import Key, digest_of, new_key, new_key_id
@@ -37,6 +39,7 @@ class AdminService:
         self._administration = Administration(store, pepper)
         self.ledger = LedgerStore(store.engine)
         self.batches = BatchStore(store.engine)
+        self._batch_work = BatchWork(self.ledger, clock=time.monotonic, wall=time.time)
         self._services: Mapping[str, Callable[[Arguments, Author], Answer]] = {
             "list_tenants": self._list_tenants,
             "show_tenant": self._show_tenant,
@@ -58,6 +61,14 @@ class AdminService:
         """Raises TenancyError; NotThere where what is named is not there, StoreUnavailable where the database fails."""
         try:
             return self._services[service](arguments, by)
+        except SQLAlchemyError as error:
+            raise unavailable(error) from error
+
+    def of_batches(self, method: str, *arguments: object) -> object:
+        """Return what `BatchWork` answers, or `BatchStore.add_file`; for one caller at a time. Raises as `answer`."""
+        owner = self.batches if method == "add_file" else self._batch_work
+        try:
+            return getattr(owner, method)(*arguments)
         except SQLAlchemyError as error:
             raise unavailable(error) from error
 
