@@ -99,7 +99,7 @@ class Node:
     """One router of a house, with its worker and its clients."""
 
     def __init__(self, house: BatchHouse, backends: Sequence[FakeBackend], name: str = "router-0") -> None:
-        self.house = house
+        self.house, self.backends = house, backends
         self.fleet = Fleet(name)
         for each in backends:
             self.fleet.put(each.card, each)
@@ -131,10 +131,14 @@ class Node:
         await self.rest()
 
     async def rest(self) -> None:
-        """Wait for work in threads, such as reading lines."""
-        tasks = list(self.worker._tasks.values())
-        if tasks:
-            await asyncio.wait(tasks, timeout=0.05)
+        """Wait for work in threads: until each line has reached a replica, and files are checked or written."""
+        await settle()
+        if jobs := [task for (_, number), task in self.worker._tasks.items() if not number]:
+            await asyncio.wait(jobs)
+        for _ in range(50):
+            if self.worker.num_at_work <= sum(each.num_live for each in self.backends):
+                break
+            await asyncio.sleep(0.001)
         await settle()
 
     async def until(self, batch_id: str, *states: str, tenant: str = "acme") -> openai.types.Batch:
