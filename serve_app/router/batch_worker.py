@@ -38,7 +38,8 @@ MAX_ATTEMPTS = 3
 AGAIN = frozenset({429, 503})
 """Statuses that say nothing of a line: it is computed later."""
 UNKNOWN, OK, FAULT = 404, 200, 500
-REST_S = 2.0
+REST_S, FAILED_REST_S = 2.0, 15.0
+"""For so long a batch rests whose line is refused, and one of which a file cannot be read or written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +163,8 @@ class BatchWorker:
         self._forget_ended()
         self._ready.extend(line for line in work.lines if line.key not in self._of(line.batch))
         for batch in work.batches:
-            if batch.is_yours and (batch.id, 0) not in self._tasks:
+            rests = self._rests_until.get(batch.id, 0.0) > self._clock()
+            if batch.is_yours and not rests and (batch.id, 0) not in self._tasks:
                 self._begin((batch.id, 0), self._look_after(batch))
         self._begin_lines()
         if self._clock() >= self._swept_at + SWEEP_S:
@@ -231,7 +233,7 @@ class BatchWorker:
     def _note_end(self, key: Key, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._rests_until[key[0]] = self._clock() + REST_S
+            self._rests_until[key[0]] = self._clock() + FAILED_REST_S
             logger.warning("batch %s, line %d: %r; it comes again", *key, error)
 
     async def _compute(self, batch: BatchCard, line: Line, model: str) -> None:
