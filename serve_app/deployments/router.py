@@ -113,7 +113,7 @@ class RouterReplica:
         self._hearing = begin(source.run(), context=Context())
         self._watching = begin(Watching(self._fleet, self._publishing).run(), context=Context())
         self._looking = begin(self._fleet.watch(), context=Context())
-        self._writing = (
+        self._writing: tuple[asyncio.Task[None], ...] = (
             ()
             if self._accounting is None
             else tuple(
