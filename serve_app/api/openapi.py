@@ -340,7 +340,7 @@ REFUSALS = {
 FAILURES = {
     403: REFUSALS[403],
     400: "A field is unknown or out of its range; the message names it.",
-    404: "There is no such tenant, key or adapter.",
+    404: "There is no such tenant, key, adapter, file or batch.",
     409: "The stream was fetched anew elsewhere; within a stream only.",
     413: "The body is larger than the server reads.",
     415: "The body is not JSON.",
@@ -382,9 +382,12 @@ def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:
         *(_parameter(name, "path") for name in ("name", "id") if f"{{{name}}}" in path),
         *(_parameter(name, "query") for name in service.query),
     ]
-    operation = _operation(service.summary, service.answer, body=service.body, parameters=parameters, errors=FAILURES)
+    answer: str | dict[str, Any] = service.answer or {"application/octet-stream": {}}
+    operation = _operation(service.summary, answer, body=service.body, parameters=parameters, errors=FAILURES)
     if service.body is not None:
         operation["requestBody"]["required"] = service.name != "rotate_key"
+    if service.name == "add_file":
+        operation["requestBody"]["content"] = {"multipart/form-data": {"schema": reference("NewFile")}}
     return operation
 
 

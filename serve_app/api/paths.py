@@ -85,7 +85,7 @@ of a service; the page that asks for a key, and the way there, have to be there 
 
 
 class AdminPath(StrEnum):
-    """One route of administrators or of a tenant's own usage. All but those of adapters are there only with keys."""
+    """One route of administrators, or of what a tenant keeps. All but those of adapters are there only with keys."""
 
     TENANTS = "/admin/tenants"
     TENANT = "/admin/tenants/{name}"
@@ -97,10 +97,18 @@ class AdminPath(StrEnum):
     ADAPTERS = "/admin/adapters"
     ROLLBACK = "/admin/adapters/rollback"
     OWN_USAGE = "/v1/usage"
+    FILES = "/v1/files"
+    FILE = "/v1/files/{id}"
+    FILE_CONTENT = "/v1/files/{id}/content"
+    BATCHES = "/v1/batches"
+    BATCH = "/v1/batches/{id}"
+    CANCELLATION = "/v1/batches/{id}/cancel"
 
     @property
     def scope(self) -> Scope | None:
         """Return the scope that a key needs; None if any key will do."""
+        if self in OF_BATCHES:
+            return Scope.INFER
         return None if self is AdminPath.OWN_USAGE else Scope.ADMIN
 
 
@@ -109,6 +117,7 @@ NAMED = {str(path).removesuffix("{id}"): path for path in (Path.COMPLETION, Path
 KNOWN: dict[str, Path] = {path.value: path for path in Path if "{" not in path}
 CONSOLE_FILE = re.compile(re.escape(Path.CONSOLE_FILE.removesuffix("{file}")) + r"[a-z][a-z-]*\.(?:css|js|svg)")
 ADMIN_PREFIX = "/admin/"
+ADMIN_PREFIXES = (ADMIN_PREFIX, AdminPath.OWN_USAGE, AdminPath.FILES, AdminPath.BATCHES)
 ADMIN_PATTERNS = {path: re.compile(re.sub(r"\{\w+\}", "[^/]+", path)) for path in AdminPath}
 
 
@@ -122,7 +131,7 @@ def path_of(path: str) -> Path | AdminPath | None:
             return named
     if CONSOLE_FILE.fullmatch(path):
         return Path.CONSOLE_FILE
-    if not path.startswith(ADMIN_PREFIX) and path != AdminPath.OWN_USAGE:
+    if not path.startswith(ADMIN_PREFIXES):
         return None
     return next((each for each, pattern in ADMIN_PATTERNS.items() if pattern.fullmatch(path)), None)
 
@@ -140,6 +149,7 @@ class Service:
 
 OWN = ("by", "since", "until", "format")
 EVENTS = ("after",)
+PAGE = ("after", "limit", "order")
 _CHANGED = "What was changed, when and by whom"
 _ROTATED = "Make a key in the place of another, which stays valid for a while"
 SERVICES: Mapping[tuple[AdminPath, str], Service] = {
@@ -164,5 +174,25 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = {
             "roll_back_adapter", "Serve the version before", "ListedAdapter", "UnloadAdapter"
         ),
         (AdminPath.OWN_USAGE, "GET"): Service("show_usage", "What the key's tenant used", "UsageList", query=OWN),
+        (AdminPath.FILES, "GET"): Service("list_files", "List files", "FileList", query=(*PAGE, "purpose")),
+        (AdminPath.FILES, "POST"): Service("add_file", "Send a file of requests", "File", "NewFile"),
+        (AdminPath.FILE, "GET"): Service("show_file", "One file", "File"),
+        (AdminPath.FILE, "DELETE"): Service("delete_file", "Delete a file", "DeletedFile"),
+        (AdminPath.FILE_CONTENT, "GET"): Service("read_file", "What is in a file", ""),
+        (AdminPath.BATCHES, "GET"): Service("list_batches", "List batches", "BatchList", query=PAGE),
+        (AdminPath.BATCHES, "POST"): Service("create_batch", "Have a file's requests computed", "Batch", "NewBatch"),
+        (AdminPath.BATCH, "GET"): Service("show_batch", "One batch", "Batch"),
+        (AdminPath.CANCELLATION, "POST"): Service("cancel_batch", "Compute no more of a batch", "Batch"),
     }  # fmt: skip
 OF_ADAPTERS = frozenset({AdminPath.ADAPTERS, AdminPath.ROLLBACK})
+OF_BATCHES = frozenset(
+    {
+        AdminPath.FILES,
+        AdminPath.FILE,
+        AdminPath.FILE_CONTENT,
+        AdminPath.BATCHES,
+        AdminPath.BATCH,
+        AdminPath.CANCELLATION,
+    }
+)
+"""Routes of a tenant's own files and batches."""

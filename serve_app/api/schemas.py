@@ -28,6 +28,7 @@ from serve_app.api.forms.schema import (
 )
 from serve_app.api.listings import LimitState, ModelEntry, Moment
 from serve_app.api.logprobs import LegacyLogprobs
+from serve_app.core.batches import ENDPOINTS, BatchState
 from serve_app.core.delta import FinishReason
 from serve_app.core.ledger import DIMENSIONS
 from serve_app.core.shares import Priority
@@ -344,6 +345,40 @@ EVENT: Mapping[str, Schema] = {
 }
 
 
+FILE: Mapping[str, Schema] = {
+    "id": STRING,
+    "object": {"const": "file"},
+    "bytes": COUNT,
+    "created_at": COUNT,
+    "expires_at": nullable(COUNT),
+    "filename": STRING,
+    "purpose": {"enum": ["batch", "batch_output"]},
+    "status": {"const": "processed"},
+}
+PAGE: Mapping[str, Schema] = {"has_more": BOOLEAN, "first_id": nullable(STRING), "last_id": nullable(STRING)}
+WINDOW: Schema = {**STRING, "pattern": "^[1-9][0-9]{0,2}h$"}
+EXPIRY = record({"anchor": {"const": "created_at"}, "seconds": POSITIVE}, is_closed=True)
+BATCH: Mapping[str, Schema] = {
+    "id": STRING,
+    "object": {"const": "batch"},
+    "endpoint": {"enum": list(ENDPOINTS)},
+    "model": nullable(STRING),
+    "input_file_id": STRING,
+    "completion_window": WINDOW,
+    "status": {"enum": list(BatchState)},
+    "errors": nullable(record({"object": {"const": "list"}, "data": array(OBJECT)})),
+    "output_file_id": nullable(STRING),
+    "error_file_id": nullable(STRING),
+    "metadata": nullable(mapping(STRING)),
+    "created_at": COUNT,
+    "expires_at": COUNT,
+    **{f"{state}_at": nullable(COUNT) for state in BatchState if state is not BatchState.VALIDATING},
+    "request_counts": record(dict.fromkeys(("total", "completed", "failed"), COUNT)),
+    "usage": record(dict.fromkeys(("input_tokens", "output_tokens", "total_tokens"), COUNT)),
+    "cost": NUMBER,
+}
+
+
 def _list_of(name: str, **beside: Schema) -> Schema:
     return record({"object": {"const": "list"}, "data": array(reference(name)), **beside})
 
@@ -368,4 +403,19 @@ ADMIN_SCHEMAS: Mapping[str, Schema] = {
         optional=dict.fromkeys(DIMENSIONS, STRING),
     ),
     "UsageList": _list_of("Usage", columns=mapping(STRING)),
+    "File": record(FILE),
+    "FileList": _list_of("File", **PAGE),
+    "NewFile": record(
+        {"file": {**STRING, "format": "binary"}, "purpose": {"const": "batch"}},
+        optional={"expires_after[anchor]": {"const": "created_at"}, "expires_after[seconds]": STRING},
+        is_closed=True,
+    ),
+    "DeletedFile": record({"id": STRING, "object": {"const": "file"}, "deleted": {"const": True}}),
+    "Batch": record(BATCH),
+    "BatchList": _list_of("Batch", **PAGE),
+    "NewBatch": record(
+        {"input_file_id": STRING, "endpoint": {"enum": list(ENDPOINTS)}, "completion_window": WINDOW},
+        optional={"metadata": nullable(mapping(STRING)), "output_expires_after": nullable(EXPIRY)},
+        is_closed=True,
+    ),
 }

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import Context
 from pathlib import Path
 
@@ -73,15 +73,12 @@ class Accounts:
     async def administer(self, service: str, arguments: Mapping[str, object], actor: str) -> object:
         """Return what the admin service answers, or the refusal that the client is to be told."""
         by = Author(name=actor, at=time.time())
-        try:
-            return await asyncio.to_thread(self._admin_service.answer, service, arguments, by)
-        except StoreUnavailable as error:
-            logger.warning("%s of %s was not done: %s", service, actor, error)
-            return Unavailable(error.shown, None, {"retry_after_s": 2})
-        except NotThere as error:
-            return NotFound(str(error))
-        except TenancyError as error:
-            return InvalidRequest(str(error))
+        return await _answered(f"{service} of {actor}", self._admin_service.answer, service, arguments, by)
+
+    async def batches(self, method: str, *arguments: object) -> object:
+        """As AdminService.of_batches, a refusal returned; one call after the other."""
+        async with self._writing:
+            return await _answered(method, self._admin_service.of_batches, method, *arguments)
 
     async def change_adapters(self, change: Change) -> AdapterSet | ServeError:
         """Return what is published after the change, or the refusal that the client is to be told."""
@@ -169,3 +166,16 @@ class Accounts:
         """As of the last look of any router, which is half a second ago at most; of one that is gone none."""
         known = self._directory.tenants.get(tenant)
         return Limits() if known is None else known.limits
+
+
+async def _answered(what: str, ask: Callable[..., object], *arguments: object) -> object:
+    """Return what a blocking call returns, or the refusal that the client is to be told."""
+    try:
+        return await asyncio.to_thread(ask, *arguments)
+    except StoreUnavailable as error:
+        logger.warning("%s was not done: %s", what, error)
+        return Unavailable(error.shown, None, {"retry_after_s": 2})
+    except NotThere as error:
+        return NotFound(str(error))
+    except TenancyError as error:
+        return InvalidRequest(str(error))

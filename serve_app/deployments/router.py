@@ -19,6 +19,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.api.dialects import DIALECTS
+from serve_app.core.batches import DEFAULT_FOLDER
 from serve_app.core.errors import Unavailable
 from serve_app.deployments.arguments import RouterSettings
 from serve_app.deployments.logs import log_as_configured
@@ -26,6 +27,8 @@ from serve_app.deployments.ray_private import http_host
 from serve_app.deployments.serve_cluster import ServeCluster
 from serve_app.deployments.transport import calls_of
 from serve_app.http.app import build_app
+from serve_app.http.batch_lines import line_answers
+from serve_app.http.file_routes import Batches
 from serve_app.http.guard import Door, door_without_keys
 from serve_app.http.metrics import Metrics
 from serve_app.http.settings import ClientSettings, HttpSettings
@@ -33,6 +36,8 @@ from serve_app.observe.switch import Switch
 from serve_app.router.accounting import Accounting
 from serve_app.router.accounts import AccountsClient
 from serve_app.router.admission import Admission
+from serve_app.router.batch_files import BatchFiles
+from serve_app.router.batch_worker import BatchWorker
 from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
@@ -68,31 +73,29 @@ class RouterReplica:
 
     accounts: where tenants, keys and published adapters are kept; None where there is no such deployment
     adapters_file: where published adapters are kept then
+    files: the folder of the files of batches, where there are accounts
     """
 
     user_config_schema: ClassVar[type[BaseModel]] = RouterSettings
+    _batch_worker: BatchWorker | None = None
 
     async def __init__(  # type: ignore[misc]  # Serve awaits constructors
-        self, accounts: DeploymentHandle[Any] | None = None, adapters_file: str = DEFAULT_FILE
+        self,
+        accounts: DeploymentHandle[Any] | None = None,
+        adapters_file: str = DEFAULT_FILE,
+        files: str = DEFAULT_FOLDER,
     ) -> None:
         log_as_configured()
         gc.set_threshold(*GC_THRESHOLD)
         defaults = RouterSettings()
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
-        grace_s = defaults.auth_grace_s
         self._host = await asyncio.to_thread(http_host)
         self._replays = Replays()
         self._fleet = Fleet(router_id)
         self._admission = Admission(lambda: self._fleet.rooms)
         self._accounts: AccountsClient | None = None
-        source: AccountsClient | FileSource = FileSource(
-            PublishedFile(Path(adapters_file)), on_look=self._bring_adapters
-        )
-        if accounts is not None:
-            kept, on_look = self._replays.kept, self._note_look
-            source = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
-            self._accounts = source
+        source = self._source(accounts, adapters_file, router_id)
         self._publishing = Publishing(self._fleet, source)
         self._shadows = Shadows(self._fleet, self._admission)
         self._rollouts = Rollouts(self._publishing, self._fleet)
@@ -101,6 +104,7 @@ class RouterReplica:
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
         self._waker = Waker(self._fleet, partial(cluster.wake, router_id=router_id))
+        self._files = BatchFiles(Path(files))
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         self._fleet.on_outdated = discovery.hurry
@@ -109,7 +113,7 @@ class RouterReplica:
         self._hearing = begin(source.run(), context=Context())
         self._watching = begin(Watching(self._fleet, self._publishing).run(), context=Context())
         self._looking = begin(self._fleet.watch(), context=Context())
-        self._writing = (
+        self._writing: tuple[asyncio.Task[None], ...] = (
             ()
             if self._accounting is None
             else tuple(
@@ -161,6 +165,9 @@ class RouterReplica:
             self._hearing.cancel()
             self._watching.cancel()
             self._looking.cancel()
+            if self._batch_worker is not None:
+                self._batching.cancel()
+                await self._batch_worker.close()
             self._stop()
             await self._fleet.close()
             await asyncio.to_thread(self._tracing.close)
@@ -169,6 +176,16 @@ class RouterReplica:
             if self._accounting is not None:
                 with suppress(Unavailable):  # then it is unattributed
                     await self._accounting.ledger_writer.flush()
+
+    def _source(
+        self, accounts: DeploymentHandle[Any] | None, adapters_file: str, router_id: str
+    ) -> AccountsClient | FileSource:
+        """Return where published adapters are kept, and note the accounts, if there are any."""
+        if accounts is None:
+            return FileSource(PublishedFile(Path(adapters_file)), on_look=self._bring_adapters)
+        kept, on_look, grace_s = self._replays.kept, self._note_look, RouterSettings().auth_grace_s
+        self._accounts = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
+        return self._accounts
 
     def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
         return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts), accounts)
@@ -226,7 +243,20 @@ class RouterReplica:
             replays=self._replays,
             book=self._accounts if asks_for_keys else None,
             publishing=self._publishing,
+            batches=self._batches_with(router, http_settings) if asks_for_keys else None,
         )
+
+    def _batches_with(self, router: Router, settings: HttpSettings) -> Batches | None:
+        """Have the batches computed by this router and within these settings, from now on."""
+        accounts = self._accounts
+        if accounts is None:
+            return None
+        answer = line_answers(settings)
+        if self._batch_worker is None:
+            self._batch_worker = BatchWorker(accounts.batches, router, self._files, answer, accounts.tenant)
+            self._batching = asyncio.get_running_loop().create_task(self._batch_worker.run(), context=Context())
+        self._batch_worker.router, self._batch_worker.answer = router, answer
+        return Batches(ask=accounts.batches, files=self._files)
 
 
 def run_settings(settings: RouterSettings) -> RunSettings:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +14,7 @@ from starlette.routing import Route
 
 from serve_app.api.error_text import shown
 from serve_app.api.parse import read_json_object
-from serve_app.api.paths import OF_ADAPTERS, SERVICES, AdminPath
+from serve_app.api.paths import OF_ADAPTERS, OF_BATCHES, SERVICES, AdminPath
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import as_csv
 from serve_app.http.exchange import body_of
@@ -24,16 +25,25 @@ FORMATS = ("json", "csv", "parquet")
 """Media types in which usage is reported; all other answers are JSON."""
 NUMBER = re.compile(r"[0-9]{1,18}")
 """The largest number of an event; the store holds no larger one."""
+Endpoint = Callable[[Request], Awaitable[Response]]
+NO_FILES: Mapping[str, Endpoint] = MappingProxyType({})
 HEADERS = {"cache-control": "no-store"}
 """No cache keeps an answer, as it may hold a key."""
 
 
-def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
-    """Return the routes; the guard decides who may call them."""
+def admin_routes(
+    administer: Administer, *, max_body_bytes: int, of_files: Mapping[str, Endpoint] = NO_FILES
+) -> list[Route]:
+    """Return the routes; the guard decides who may call them.
+
+    of_files: services that are carried out by the folder of files; without them there are no routes of batches
+    """
 
     async def answer(request: Request) -> Response:
         path: AdminPath = AdminPath(request.scope["route"].path)
         service = SERVICES[path, "GET" if request.method == "HEAD" else request.method]
+        if service.name in of_files:
+            return await of_files[service.name](request)
         asked = query_of(request, service.query)
         form = asked.pop("format", "json")
         if form not in FORMATS:
@@ -43,7 +53,7 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
             body = await body_of(request, max_bytes=max_body_bytes)
             arguments = _merged(arguments, read_json_object(body, max_depth=MAX_DEPTH) if body else {})
         identity = request.scope["state"]["identity"]
-        if path is AdminPath.OWN_USAGE:
+        if path is AdminPath.OWN_USAGE or path in OF_BATCHES:
             arguments["tenant"] = identity.tenant.name
         found = await administer(service.name, arguments, identity.key_id)
         if form == "csv":
@@ -56,7 +66,7 @@ def admin_routes(administer: Administer, *, max_body_bytes: int) -> list[Route]:
     return [
         Route(path, answer, methods=[method for each, method in SERVICES if each is path])
         for path in AdminPath
-        if path not in OF_ADAPTERS
+        if path not in OF_ADAPTERS and (of_files or path not in OF_BATCHES)
     ]
 
 

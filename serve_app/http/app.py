@@ -12,10 +12,11 @@ from starlette.types import ASGIApp
 from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.adapter_routes import adapter_routes
-from serve_app.http.admin_routes import admin_routes
+from serve_app.http.admin_routes import NO_FILES, admin_routes
 from serve_app.http.completions import Completions
 from serve_app.http.exchange import ClientGone, raise_as_ours, route
-from serve_app.http.guard import OPEN_DOOR, Door, Guard
+from serve_app.http.file_routes import Batches, file_endpoints
+from serve_app.http.guard import OPEN_DOOR, Administer, Door, Guard
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
@@ -41,6 +42,7 @@ def build_app(
     replays: Replays | None = None,
     book: ClaimBook | None = None,
     publishing: Publishing | None = None,
+    batches: Batches | None = None,
 ) -> Starlette:
     """Return the whole service over HTTP, for any ASGI server.
 
@@ -49,6 +51,7 @@ def build_app(
     replays: answers under an Idempotency-Key; None ignores those
     book:    in which several routers agree who answers under one
     publishing: of adapters; None publishes them for as long as the process lives
+    batches: of tenants with their files; None has none
     """
     settings = settings or HttpSettings()
     publishing = publishing or Publishing(router.fleet)
@@ -61,7 +64,9 @@ def build_app(
     def routes_for(tenant: Tenant) -> ASGIApp:
         seen = router.seen_by(tenant)
         own = settings.for_tenant(tenant)
-        found = routes(seen, own, metrics, door, replays=replays, live=live, book=book, publishing=publishing)
+        found = routes(
+            seen, own, metrics, door, replays=replays, live=live, book=book, publishing=publishing, batches=batches
+        )
         return Routes(found, redirect_slashes=False)
 
     app = Starlette(
@@ -83,6 +88,7 @@ def routes(
     live: Live | None = None,
     book: ClaimBook | None = None,
     publishing: Publishing | None = None,
+    batches: Batches | None = None,
 ) -> list[Route]:
     """Return every route, as it answers a tenant that sees this router."""
     live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
@@ -96,12 +102,18 @@ def routes(
         *service_routes(router, settings.limits, door.identify),
         *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
-        *([] if door.administer is None else admin_routes(door.administer, max_body_bytes=settings.max_body_bytes)),
+        *([] if door.administer is None else _kept_routes(door.administer, settings, batches)),
         route(Path.METRICS, metrics.answer),
         route(Path.LIVE, live),
         front_route(),
         *console_routes(),
     ]
+
+
+def _kept_routes(administer: Administer, settings: HttpSettings, batches: Batches | None) -> list[Route]:
+    """Return the routes of administrators, and those of what tenants keep."""
+    of_files = NO_FILES if batches is None else file_endpoints(batches, administer, settings)
+    return admin_routes(administer, max_body_bytes=settings.max_body_bytes, of_files=of_files)
 
 
 def _completion_routes(

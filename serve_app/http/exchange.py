@@ -156,7 +156,7 @@ async def _read_pieces(receive: Receive, *, content_length: str | None, max_byte
         if not (content_length.isascii() and content_length.isdigit()):
             raise InvalidRequest.refusing("Content-Length", must="be a number", found=shown(content_length))
         if len(content_length) > 15 or int(content_length) > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large(max_bytes)
     pieces: list[bytes] = []
     num_bytes = 0
     while True:
@@ -166,7 +166,7 @@ async def _read_pieces(receive: Receive, *, content_length: str | None, max_byte
         pieces.append(message.get("body", b""))
         num_bytes += len(pieces[-1])
         if num_bytes > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large(max_bytes)
         if not message.get("more_body", False):
             return b"".join(pieces)
 
@@ -189,7 +189,8 @@ async def left(receive: Receive) -> None:
             pass
 
 
-def _too_large(max_bytes: int) -> PayloadTooLarge:
+def too_large(max_bytes: int) -> PayloadTooLarge:
+    """Return the refusal of a body that is larger."""
     return PayloadTooLarge(f"The request body must be at most {max_bytes} bytes.", None, {"max_body_bytes": max_bytes})
 
 

@@ -23,6 +23,8 @@ class ClientSettings:
     max_stall_s:    the service gives up a client that reads nothing for so long, and its place is free
     resume_s:       for so long after it ended, or lost its client, a stream can be fetched anew; 0 is never
     cors_origins:   web pages of these origins may call, `https://app.example.org` or `*` for any; none by default
+    max_file_bytes:  bytes of one file that is sent to /v1/files
+    max_files_bytes: bytes of all files of a tenant, beyond which it sends no more
     limits:         bounds on one request
     """
 
@@ -31,6 +33,8 @@ class ClientSettings:
     max_stall_s: PositiveFloat = 60.0
     resume_s: Amount = 60.0
     cors_origins: tuple[str, ...] = ()
+    max_file_bytes: PositiveInt = 200 << 20
+    max_files_bytes: PositiveInt = 2 << 30
     limits: WireLimits = DEFAULT_LIMITS
 
 

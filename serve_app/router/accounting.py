@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Usage
@@ -47,6 +48,12 @@ class Accounting:
     def prices(self, prices: Prices) -> None:
         self._prices = prices
         self._ledger.charge_by(prices)
+
+    def writing_to(self, writer: LedgerWriter) -> Accounting:
+        """Return the same accounting with the prices of now, whose rows go elsewhere."""
+        made = copy(self)
+        made.ledger_writer = writer
+        return made
 
     async def reserve(self, tenant: Tenant, run: Run, card_of: Callable[[ModelRef], ModelCard]) -> Permit:
         """Raises as `Quotas.reserve`."""

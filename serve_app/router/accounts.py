@@ -16,7 +16,7 @@ from uuid import uuid4
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
-from serve_app.core.tenants import Identity, Lease, Statement
+from serve_app.core.tenants import Identity, Lease, Statement, Tenant
 from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
 from serve_app.tenants.keys import KEY, KeyCache
 from serve_app.tenants.published import Change
@@ -76,6 +76,10 @@ class AccountsClient:
         """Return whose key it is. Raises Unauthenticated; Unavailable where nothing was heard for too long."""
         return self._held.identify(presented, now=time.time(), at=time.monotonic())
 
+    def tenant(self, name: str) -> Tenant | None:
+        """Return the tenant of that name, as heard of last; None where there is none."""
+        return self._held.tenant(name)
+
     def origins(self) -> frozenset[str]:
         return self._held.origins
 
@@ -97,6 +101,10 @@ class AccountsClient:
         )
         await self.look()
         return found
+
+    async def batches(self, method: str, *arguments: object) -> Any:
+        """Call a method of `BatchWork` or `BatchStore`. Raises ServeError."""
+        return await self._call("batches", method, *arguments, timeout_s=ADMINISTRATION_TIMEOUT_S)
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         """Raises Unavailable."""

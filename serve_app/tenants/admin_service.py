@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
 from serve_app.core.tenants import Scope, Tenant
+from serve_app.tenants.batch_store import BatchStore
+from serve_app.tenants.batch_work import BatchWork
 from serve_app.tenants.declaration import changed, names_twice, tenant_from, told_of
 from serve_app.tenants.errors import NotThere, TenancyError, unavailable
 from serve_app.tenants.keys import Key, digest_of, new_key, new_key_id
@@ -35,6 +38,8 @@ class AdminService:
         self._store = store
         self._administration = Administration(store, pepper)
         self.ledger = LedgerStore(store.engine)
+        self.batches = BatchStore(store.engine)
+        self._batch_work = BatchWork(self.ledger, clock=time.monotonic, wall=time.time)
         self._services: Mapping[str, Callable[[Arguments, Author], Answer]] = {
             "list_tenants": self._list_tenants,
             "show_tenant": self._show_tenant,
@@ -49,12 +54,21 @@ class AdminService:
             "revoke_key": self._revoke_key,
             "list_events": self._list_events,
             "show_usage": self._show_usage,
+            **self.batches.services,
         }
 
     def answer(self, service: str, arguments: Arguments, by: Author) -> Answer:
         """Raises TenancyError; NotThere where what is named is not there, StoreUnavailable where the database fails."""
         try:
             return self._services[service](arguments, by)
+        except SQLAlchemyError as error:
+            raise unavailable(error) from error
+
+    def of_batches(self, method: str, *arguments: object) -> object:
+        """Return what `BatchWork` answers, or `BatchStore.add_file`; for one caller at a time. Raises as `answer`."""
+        owner = self.batches if method == "add_file" else self._batch_work
+        try:
+            return getattr(owner, method)(*arguments)
         except SQLAlchemyError as error:
             raise unavailable(error) from error
 

@@ -144,6 +144,10 @@ class KeyCache:
         """Of what is held; -1 where nothing is."""
         return -1 if self._directory is None else self._directory.version
 
+    def tenant(self, name: str) -> Tenant | None:
+        """Return the tenant of that name, as heard of last; None where there is none."""
+        return None if self._directory is None else self._directory.tenants.get(name)
+
     @property
     def origins(self) -> frozenset[str]:
         return frozenset() if self._directory is None else self._directory.origins

@@ -6,7 +6,7 @@ import functools
 import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from datetime import date
@@ -67,16 +67,24 @@ class LedgerStore:
             pass  # whatever is not there is made
 
     def record(
-        self, rows: Sequence[Row], counted: Sequence[Counted], now: float, *, prices: Prices | None = None
+        self,
+        rows: Sequence[Row],
+        counted: Sequence[Counted],
+        now: float,
+        *,
+        prices: Prices | None = None,
+        first: Callable[[Connection], Sequence[Row]] = lambda connection: (),
     ) -> int:
         """Keep them. One that is there already changes nothing, unless it tells more: of a stream that its client has
         fetched anew, each router that had it tells what it came to by then. Returns how many rows are new.
 
         now: Unix seconds
+        first: what is done in the same transaction before; it returns further rows
         """
-        by_id = {row.id: row for row in sorted(map(_fitting, rows), key=lambda row: row.completion_tokens)}
-        rows = list(by_id.values())
         with self.engine.begin() as connection:
+            rows = [*rows, *first(connection)]
+            by_id = {row.id: row for row in sorted(map(_fitting, rows), key=lambda row: row.completion_tokens)}
+            rows = list(by_id.values())
             new = self._keep_rows(connection, rows)
             grown = self._grow_rows(connection, [by_id[each] for each in by_id.keys() - {row.id for row in new}])
             self._add_days(connection, new)

@@ -13,10 +13,12 @@ from sqlalchemy import (
     Engine,
     Float,
     ForeignKey,
+    Index,
     Integer,
     MetaData,
     String,
     Table,
+    Text,
     event,
 )
 from sqlalchemy.types import JSON
@@ -206,3 +208,52 @@ totals = Table(
     *(Column(name, BigInteger, nullable=False) for name in SPENT),
 )
 """Sums over all time: side `counted` of what replicas counted, `told` of the rows and of what was unattributed."""
+
+
+files = Table(
+    "files",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", ForeignKey("tenants.name", ondelete="CASCADE"), nullable=False, index=True),
+    Column("filename", String(255), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float),
+)
+"""What is in the folder of files, by the names there. A file there without a row is nobody's."""
+
+OF_BATCH = ("completed", "failed", "prompt_tokens", "cached_tokens", "completion_tokens", "cost")
+"""What of a batch's lines is added up."""
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", ForeignKey("tenants.name", ondelete="CASCADE"), nullable=False, index=True),
+    Column("key_id", String(32), nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("outcome", String(16), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Column("endpoint", String(64), nullable=False),
+    Column("model", String(512), nullable=False),
+    Column("input_file_id", String(64), nullable=False),
+    Column("total", Integer, nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in OF_BATCH),
+    Column("told", JSON, nullable=False),
+)
+"""told: what else its object shows: times, metadata, errors and files"""
+
+lines = Table(
+    "batch_lines",
+    metadata,
+    Column("batch", ForeignKey("batches.id", ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("offset", BigInteger, nullable=False),
+    Column("length", BigInteger, nullable=False),
+    Column("status", Integer),
+    Column("text", Text),
+    Index("of_batch_by_status", "batch", "status"),
+)
+"""Requests of open batches: where each stands in the input file, and its result, which is written once."""

@@ -11,8 +11,10 @@ from starlette.types import ASGIApp
 
 from serve_app.core.errors import InvalidRequest, NotFound
 from serve_app.http.app import build_app
+from serve_app.http.file_routes import Batches
 from serve_app.http.guard import Door
 from serve_app.http.settings import HttpSettings
+from serve_app.router.batch_files import BatchFiles
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
@@ -41,7 +43,9 @@ class House:
             administer=self.administer,
         )
         settings = HttpSettings(max_body_bytes=50_000, cors_origins=("https://console.example",))
-        self.app = build_app(Router(self.fleet, RouterConfig(run=RunSettings(max_pause_s=0.0))), settings, door=door)
+        self.batches = Batches(ask=self._ask, files=BatchFiles(folder / "files"))
+        router = Router(self.fleet, RouterConfig(run=RunSettings(max_pause_s=0.0)))
+        self.app = build_app(router, settings, door=door, batches=self.batches)
 
     @asynccontextmanager
     async def kept_open(self) -> AsyncIterator[ASGIApp]:
@@ -57,6 +61,10 @@ class House:
             raise NotFound(str(error)) from error
         except TenancyError as error:
             raise InvalidRequest(str(error)) from error
+
+    async def _ask(self, method: str, *arguments: object) -> object:
+        found: object = getattr(self.admin_service.batches, method)(*arguments)
+        return found
 
     def key(self, tenant: str, **declared: object) -> dict[str, str]:
         """Headers with the key of a new tenant."""

@@ -52,7 +52,7 @@ def test_the_walk_has_every_route_that_is_served(house: House) -> None:  # noqa:
     """A key that guarded some prefixes and left others open: vLLM's `--api-key` and /invocations, /pause, /tokenize."""
     router = Router(house.fleet)
     door = Door(identify=lambda key: None, administer=house.administer)  # type: ignore[arg-type, return-value]
-    served = routes(router, HttpSettings(), Metrics(house.fleet), door)
+    served = routes(router, HttpSettings(), Metrics(house.fleet), door, batches=house.batches)
     assert all(isinstance(each, Route) for each in served)
     walked = {(path.replace("}", ":path}") if isinstance(path, Path) else path.value, m) for path, m in WALK}
     assert {(each.path, method) for each in served for method in (each.methods or set()) - {"HEAD"}} == walked

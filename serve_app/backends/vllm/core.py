@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 
 from serve_app.backends.vllm.draws import KEY, Draws, Row
 from serve_app.core.delta import Delta, FinishReason, Load
-from serve_app.core.errors import AdapterUnusable
+from serve_app.core.errors import AdapterUnusable, EngineFailed
 from serve_app.engine.base import BaseEngine
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import SampledSpan, Scored

@@ -1,0 +1,131 @@
+"""Batches as routers and Accounts speak of them: files of requests, computed in slots that nobody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from serve_app.core.ledger import Row
+
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")
+"""Routes whose requests a batch may hold."""
+DEFAULT_FOLDER = "files"
+MAX_LINES = 50_000
+LOST_S = 10.0
+"""A router that Accounts have not heard for so long has lost its lines; others get them."""
+
+Key = tuple[str, int]
+"""A batch's id and the number of a line, from 1; 0 is the batch itself, which one router checks and one writes."""
+
+
+class BatchState(StrEnum):
+    """The `status` of a batch, as OpenAI names it."""
+
+    VALIDATING = "validating"
+    FAILED = "failed"
+    IN_PROGRESS = "in_progress"
+    FINALIZING = "finalizing"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLING = "cancelling"
+    CANCELLED = "cancelled"
+
+
+OPEN_STATES = (BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchCard:
+    """What a router is told of an open batch.
+
+    outcome:   the state in which it will end
+    num_left:  lines without a result
+    is_yours:  whether this router is to check the input (`validating`), or to write the files (any other state)
+    """
+
+    id: str
+    tenant: str
+    key_id: str
+    state: BatchState
+    outcome: BatchState
+    endpoint: str
+    model: str
+    input_file: str
+    num_left: int
+    is_yours: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One request of a batch, as the place of its text in the input file."""
+
+    batch: str
+    number: int
+    offset: int
+    length: int
+
+    @property
+    def key(self) -> Key:
+        return self.batch, self.number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The line of the output file, or of the error file where the status is not 200, with its ledger rows."""
+
+    batch: str
+    number: int
+    status: int
+    text: str
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A line as the store has it when the files are written: with its result, or without one."""
+
+    line: Line
+    status: int | None
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What Accounts answer a router that asks for work: all open batches, and the lines that it leased."""
+
+    batches: tuple[BatchCard, ...] = ()
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFile:
+    """A file that a router has written into the folder of files.
+
+    seconds: after which it expires; None is never
+    """
+
+    id: str
+    name: str
+    purpose: str
+    num_bytes: int
+    seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputError:
+    """Why an input file was refused. line: from 1; None where it is about the whole file"""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """An input file that was read: its model and the places of its requests, or what is wrong with it."""
+
+    model: str = ""
+    spans: Sequence[tuple[int, int]] = ()
+    errors: Sequence[InputError] = field(default_factory=tuple)

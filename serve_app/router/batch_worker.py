@@ -1,0 +1,323 @@
+"""Computes the lines of batches in a router: in slots that nobody waits for, each until it has a result."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextvars import Context
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from serve_app.core.batches import BatchCard, BatchState, Checked, Kept, Key, Line, Result, Work
+from serve_app.core.errors import ServeError
+from serve_app.core.ledger import Row
+from serve_app.core.tenants import Identity, Tenant
+from serve_app.router.batch_files import Ask, BatchFiles, request_id
+from serve_app.router.ledger_writer import LedgerWriter
+from serve_app.router.router import Router
+
+logger = logging.getLogger(__name__)
+
+BUSY_S, IDLE_S = 0.2, 1.0
+"""Between two calls of Accounts, with and without open batches."""
+SWEEP_S = 60.0
+PAGE = 200
+AHEAD_PART = 2
+"""Lines that are leased and have not begun, one for so many slots: between two calls no slot stays empty."""
+MAX_REST_S = 60.0
+NO_ROOM_TOLD = 8
+"""Lines at a time, of a model whose replicas do not say what they hold."""
+UNKNOWN_S = 120.0
+"""For so long a model may be unknown before its lines fail: it may be loading, here or on its way back."""
+MAX_ATTEMPTS = 3
+"""Of a line that fails by the service's fault."""
+AGAIN = frozenset({429, 503})
+"""Statuses that say nothing of a line: it is computed later."""
+UNKNOWN, OK, FAULT = 404, 200, 500
+REST_S, FAILED_REST_S = 2.0, 15.0
+"""For so long a batch rests whose line is refused, and one of which a file cannot be read or written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What the service answered to a line. retry_s: seconds of its Retry-After"""
+
+    status: int
+    body: bytes
+    retry_s: float = REST_S
+
+
+class Answer(Protocol):
+    """Computes one request as its route would: router of its tenant, identity, path, body, id of the request."""
+
+    def __call__(
+        self, router: Router, identity: Identity, path: str, body: bytes, request_id: str
+    ) -> Awaitable[Answered]: ...
+
+
+class LineRows(LedgerWriter):
+    """Keeps the rows of each line until they are committed with its result."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[Row]] = {}
+
+    def write(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            self._of.setdefault(row.request_id, []).append(row)
+
+    def take(self, request_id: str) -> list[Row]:
+        return self._of.pop(request_id, [])
+
+
+class BatchWorker:
+    """Asks Accounts for lines as slots are free, and brings them results until they have them.
+
+    A line begins only where its model has a slot beside all requests that are admitted, so batches give way to whoever
+    waits. A line that is refused for a limit, for want of room or of a replica, lets its batch rest and comes again.
+
+    router, answer: may be exchanged;  clock: seconds, monotonic
+    tenant_of: who a batch is of, as it is now
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        router: Router,
+        files: BatchFiles,
+        answer: Answer,
+        tenant_of: Callable[[str], Tenant | None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._ask, self._files, self._tenant_of = ask, files, tenant_of
+        self.answer = answer
+        self._rows = LineRows()
+        self._views: dict[str, tuple[Tenant, Router]] = {}
+        self._open: dict[str, BatchCard] = {}
+        self._ready: deque[Line] = deque()
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._at_work: Counter[str] = Counter()  # lines by model
+        self._results: dict[Key, Result] = {}
+        self._rests_until: dict[str, float] = {}
+        self._unknown_since: dict[str, float] = {}
+        self._attempts: Counter[Key] = Counter()
+        self._swept_at = self._clock()
+        self._is_reached = True
+        self.router = router
+
+    @property
+    def router(self) -> Router:
+        return self._router
+
+    @router.setter
+    def router(self, router: Router) -> None:
+        self._router = router
+        self._views.clear()
+
+    @property
+    def num_at_work(self) -> int:
+        """Lines that are computed."""
+        return self._at_work.total()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        while True:
+            try:
+                await self.tend()
+                self._is_reached = True
+            except Exception as error:  # whatever it is, this loop is how it ends
+                if self._is_reached:
+                    logger.warning("batches cannot be tended: %s", error, exc_info=not isinstance(error, ServeError))
+                self._is_reached = False
+            await asyncio.sleep(BUSY_S if self._open else IDLE_S)
+
+    async def close(self) -> None:
+        """Give up what is computed; another router computes it."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def tend(self) -> None:
+        """Bring results, and begin what Accounts give. Raises ServeError; results are brought again then."""
+        results = dict(self._results)
+        held = [*self._tasks, *(line.key for line in self._ready), *results]
+        counts, accounting = self._router.fleet.counts, self._router.accounting
+        counted = counts.take() if results else []
+        prices = None if accounting is None else accounting.prices
+        router_id = self._router.fleet.router_id
+        try:
+            work = await self._ask("work", router_id, held, self._wanted(), [*results.values()], counted, prices)
+        except BaseException:
+            counts.give_back(counted)
+            raise
+        assert isinstance(work, Work)
+        for key in results:
+            del self._results[key]
+        self._open = {batch.id: batch for batch in work.batches}
+        self._forget_ended()
+        self._ready.extend(line for line in work.lines if line.key not in self._of(line.batch))
+        for batch in work.batches:
+            rests = self._rests_until.get(batch.id, 0.0) > self._clock()
+            if batch.is_yours and not rests and (batch.id, 0) not in self._tasks:
+                self._begin((batch.id, 0), self._look_after(batch))
+        self._begin_lines()
+        if self._clock() >= self._swept_at + SWEEP_S:
+            self._swept_at = self._clock()
+            await self._files.sweep(self._ask)
+
+    def _wanted(self) -> dict[str, int]:
+        """Return how many lines to lease, by batch: of each tenant the oldest that does not rest, to equal parts."""
+        now = self._clock()
+        first: dict[str, BatchCard] = {}
+        for batch in self._open.values():
+            is_on = batch.state is BatchState.IN_PROGRESS and self._rests_until.get(batch.id, now) <= now
+            if is_on and batch.num_left > len(self._of(batch.id)):
+                first.setdefault(batch.tenant, batch)
+        wanted: dict[str, int] = {}
+        for batch in first.values():
+            model = self._model_of(batch)
+            room = self._router.fleet.rooms.get(model)
+            most = self._num_free(model) + (0 if room is None else -(-room.num_slots // AHEAD_PART))
+            num_ready = sum(line.batch == batch.id for line in self._ready)
+            wanted[batch.id] = max(0, -(-most // len(first)) - num_ready)
+        return wanted
+
+    def _of(self, batch_id: str) -> set[Key]:
+        """Return what this router holds of a batch."""
+        keys = (*self._tasks, *(line.key for line in self._ready), *self._results)
+        return {key for key in keys if key[0] == batch_id and key[1]}
+
+    def _forget_ended(self) -> None:
+        self._ready = deque(each for each in self._ready if self._is_on(each.batch))
+        for known in (self._rests_until, self._unknown_since):
+            for batch_id in known.keys() - self._open.keys():
+                del known[batch_id]
+        for key in [key for key in self._attempts if key[0] not in self._open]:
+            del self._attempts[key]
+
+    def _is_on(self, batch_id: str) -> bool:
+        batch = self._open.get(batch_id)
+        return batch is not None and batch.state is BatchState.IN_PROGRESS
+
+    def _num_free(self, model: str) -> int:
+        """Return how many lines may begin. Of a model without replicas it is one, which wakes it or waits for it."""
+        room = self._router.fleet.rooms.get(model)
+        if room is None:
+            return (NO_ROOM_TOLD if model in self._router.fleet.cards else 1) - self._at_work[model]
+        beside = room.num_slots - room.num_foreign - self._at_work[model]
+        return min(beside, self._router.admission.free_slots(model))
+
+    def _begin_lines(self) -> None:
+        waiting: deque[Line] = deque()
+        while self._ready:
+            line = self._ready.popleft()
+            model = self._model_of(self._open[line.batch])
+            if self._num_free(model) <= 0:
+                waiting.append(line)
+                continue
+            self._at_work[model] += 1
+            self._begin(line.key, self._compute(self._open[line.batch], line, model))
+        self._ready = waiting
+
+    def _begin(self, key: Key, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, context=Context())
+        self._tasks[key] = task
+        task.add_done_callback(lambda done: self._note_end(key, done))
+
+    def _note_end(self, key: Key, task: asyncio.Task[None]) -> None:
+        del self._tasks[key]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._rests_until[key[0]] = self._clock() + FAILED_REST_S
+            logger.warning("batch %s, line %d: %r; it comes again", *key, error)
+
+    async def _compute(self, batch: BatchCard, line: Line, model: str) -> None:
+        own_id = request_id(*line.key)
+        try:
+            entry = await asyncio.to_thread(self._files.read, batch.input_file, line.offset, line.length)
+            seen = self._view_of(batch.tenant)
+            if seen is None:
+                return
+            tenant, router = seen
+            body = json.dumps(entry["body"]).encode()
+            answered = await self.answer(router, Identity(tenant=tenant), batch.endpoint, body, own_id)
+            rows = [replace(row, key_id=batch.key_id) for row in self._rows.take(own_id)]
+            if not self._comes_again(line, answered):
+                response = {"status_code": answered.status, "request_id": own_id, "body": json.loads(answered.body)}
+                told = {"id": own_id, "custom_id": entry["custom_id"], "response": response, "error": None}
+                text, status = json.dumps(told), answered.status
+                result = Result(batch=line.batch, number=line.number, status=status, text=text, rows=tuple(rows))
+                self._results[line.key] = result
+        finally:
+            self._rows.take(own_id)
+            self._at_work[model] -= 1
+            if self._is_on(batch.id):
+                asyncio.get_running_loop().call_soon(self._begin_lines)
+
+    def _comes_again(self, line: Line, answered: Answered) -> bool:
+        """Return whether a line is to be computed again; its batch rests until then."""
+        now, batch_id, status = self._clock(), line.batch, answered.status
+        if status == UNKNOWN:
+            comes = now - self._unknown_since.setdefault(batch_id, now) < UNKNOWN_S
+        elif status >= FAULT and status not in AGAIN:
+            self._attempts[line.key] += 1
+            comes = self._attempts[line.key] < MAX_ATTEMPTS
+        else:
+            comes = status in AGAIN
+            if not comes:
+                self._unknown_since.pop(batch_id, None)
+        if comes:
+            self._rests_until[batch_id] = now + min(max(answered.retry_s, REST_S), MAX_REST_S)
+            self._ready = deque(each for each in self._ready if each.batch != batch_id)
+        return comes
+
+    async def _look_after(self, batch: BatchCard) -> None:
+        """Check the input of a batch, or write the files of one that ends."""
+        if batch.state is BatchState.VALIDATING:
+            checked: Checked = await asyncio.to_thread(self._files.check, batch)
+            await self._ask("check", batch.id, checked)
+            return
+        loop = asyncio.get_running_loop()
+
+        def pages() -> Iterator[list[Kept]]:
+            """Run in a worker thread."""
+            after = 0
+            while page := asyncio.run_coroutine_threadsafe(self._page(batch.id, after), loop).result():
+                yield page
+                after = page[-1].line.number
+
+        num_kept, files = await asyncio.to_thread(self._files.finish, batch, pages())
+        if not await self._ask("end", batch.id, num_kept, files):
+            for file in files.values():
+                self._files.remove(file.id)
+
+    async def _page(self, batch_id: str, after: int) -> list[Kept]:
+        found = await self._ask("kept", batch_id, after, PAGE)
+        assert isinstance(found, list)
+        return found
+
+    def _model_of(self, batch: BatchCard) -> str:
+        """Return the base that a batch's model means now; "" where nothing does."""
+        seen = self._view_of(batch.tenant)
+        try:
+            return "" if seen is None else seen[1].view.resolve(batch.model).base
+        except ServeError:
+            return ""
+
+    def _view_of(self, name: str) -> tuple[Tenant, Router] | None:
+        """Return the tenant with its batches' priority, and the router as it sees it; None where it is gone."""
+        tenant = self._tenant_of(name)
+        if tenant is None:
+            return None
+        tenant = replace(tenant, priority="batch")
+        if self._views.get(name, (None,))[0] != tenant:
+            router = self._router.seen_by(tenant)
+            accounting = self._router.accounting
+            router.accounting = None if accounting is None else accounting.writing_to(self._rows)
+            self._views[name] = tenant, router
+        return self._views[name]
