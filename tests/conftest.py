@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,11 @@ os.environ.update(
 )
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels are run by Python then; read when triton is first imported
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts what it runs in the background so. Programs that tests start would inherit it, and ignore the
+    # Ctrl-C by which tests end them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Random inputs are seeded: the same examples on every machine. HYPOTHESIS_SEARCH=1 looks for new ones. How long a busy
 # machine takes to draw them decides nothing.

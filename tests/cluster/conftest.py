@@ -95,7 +95,7 @@ def _wait_until_ready(url: str) -> None:
     said = ""
     while time.monotonic() < deadline:
         try:
-            response = httpx.get(f"{url}/health", timeout=5)
+            response = httpx.get(f"{url}/health", timeout=60)
             if response.status_code == 200 and _is_complete():
                 return
             said = response.text

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import httpx
 
-from tests.cluster.started import REPOSITORY, Started
+from serve_app.cli import main
+from tests.cluster.started import TIMEOUT_S, Started
+
+NUM_ASKED = 24
+"""Requests, one after the other, that both of two routers and both of two replicas get some of."""
 
 
 def with_keys(content: dict[str, Any]) -> None:
@@ -30,26 +33,23 @@ class House:
         folder: Path,
         change: Callable[[dict[str, Any]], object] = with_keys,
         environment: Mapping[str, str] = MappingProxyType({}),
+        options: Sequence[str] = (),
     ) -> None:
         self.folder = folder
-        self.run = Started(folder, change, environment)
+        self.run = Started(folder, change, environment, options)
 
     def command(self, *words: str) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, "-m", "serve_app", *words, "--json"],
-            cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-            capture_output=True,
-            check=False,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
+        """What it answers. It runs here, one at a time: a process of its own would import everything anew."""
+        said, wrong = io.StringIO(), io.StringIO()
+        with chdir(self.folder), redirect_stdout(said), redirect_stderr(wrong):
+            code = main([*words, "--json"])
+        assert code == 0, wrong.getvalue()
+        answer: dict[str, Any] = json.loads(said.getvalue())
         return answer
 
     def ask(self, method: str, path: str, key: str | None, body: object = None) -> httpx.Response:
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
-        return httpx.request(method, f"{self.run.url}{path}", headers=headers, json=body, timeout=30)
+        return httpx.request(method, f"{self.run.url}{path}", headers=headers, json=body, timeout=TIMEOUT_S)
 
     def complete(self, key: str | None, model: str = "demo") -> httpx.Response:
         return self.ask("POST", "/v1/completions", key, {"model": model, "prompt": "Once", "max_tokens": 2})

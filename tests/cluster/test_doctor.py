@@ -68,7 +68,7 @@ def open_doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 def test_doors_that_were_left_open_are_found(open_doors: Started) -> None:
     open_doors.until_ready()
     body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
-    answer = httpx.post(f"{open_doors.url}/v1/completions", json=body, timeout=30)
+    answer = httpx.post(f"{open_doors.url}/v1/completions", json=body, timeout=TIMEOUT_S)
     assert answer.json()["usage"]["completion_tokens"] == 4, answer.text
     code, found, told = findings(open_doors.folder, open_doors)
     assert code == 1

@@ -81,7 +81,7 @@ def walked(url: str, *, has_haproxy: bool) -> dict[str, object]:
 
 def alone(client: httpx.Client, body: dict[str, Any]) -> httpx.Response:
     """The answer to a request once no other is open: one that has just been answered counts for an instant more."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         answer = client.post("/v1/completions", json=body)
         if answer.status_code != 503 or time.monotonic() > deadline:
@@ -183,7 +183,7 @@ def until_healthy(url: str, said: Path, process: subprocess.Popen[bytes] | None)
         assert process is None or process.poll() is None, said.read_text(errors="replace")[-3000:]
         assert time.monotonic() < deadline, said.read_text(errors="replace")[-3000:]
         try:
-            if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=60).status_code == 200:
                 return
         except httpx.HTTPError:
             pass

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from typing import Any
 import httpx
 import pytest
 
-from serve_app.cli.processes import listener_on
+from serve_app.cli.processes import listener_on, send
 from serve_app.lab.client import KEY_VARIABLES, URL_VARIABLE
 from tests.cluster.clients import TENANTS
-from tests.cluster.house import House
+from tests.cluster.house import NUM_ASKED, House
 from tests.cluster.kills import (
     NUM_BEHIND,
+    ROUTER,
     Seen,
     asked_of,
     begun,
@@ -58,20 +60,27 @@ LIMIT = 64
 LEASE = LIMIT // 8
 """All that routers may hold beyond what is asked for."""
 AGREEMENT_S = 60.0
+PUBLISHED = "demo:team-sql"
+ACCOUNTS = "ServeReplica:router:Accounts"
 
 
 @dataclass(frozen=True, slots=True)
 class Town:
     house: House
     admin: str
+    publisher: str
     keys: dict[str, str]
 
 
 @pytest.fixture(scope="module")
 def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     house, admin, keys = begun(tmp_path_factory.mktemp("town"))
-    yield Town(house, admin, keys)
-    house.run.end()
+    try:
+        house.command("tenants", "add", "team", "--publishes", "demo:team-*")
+        publisher = house.command("keys", "create", "team", "--scopes", "infer", "adapters:write")["key"]
+        yield Town(house, admin, publisher, keys)
+    finally:
+        house.run.end()
 
 
 def test_two_hundred_at_once_of_one_tenant_exceed_no_limit_by_more_than_a_lease(town: Town) -> None:
@@ -115,6 +124,22 @@ def test_what_a_client_that_leaves_had_reserved_is_there_again(town: Town) -> No
         for _ in range(3):
             house.run.until(begins_and_leaves)
         house.run.until(lambda: house.complete(key).status_code == 200)
+
+
+def test_a_team_publishes_with_its_own_key_what_it_may(town: Town) -> None:
+    house, key = town.house, town.publisher
+    body = {"lora_name": PUBLISHED, "lora_path": str(REPOSITORY / "adapters" / "demo" / "pirate")}
+    house.check_known(key)
+    assert house.ask("POST", "/v1/load_lora_adapter", key, body | {"lora_name": "demo:sql"}).status_code == 403
+    assert house.ask("POST", "/v1/load_lora_adapter", key, body | {"lora_path": "/etc"}).status_code == 403
+    assert house.ask("POST", "/v1/load_lora_adapter", key, body).status_code == 200
+    assert statuses_of_the_published(town) == {200}
+    [event] = [each for each in house.command("events")["data"] if each["action"] == "publish adapter"]
+    assert (event["subject"], event["details"]["by"]) == (PUBLISHED, "team")
+
+
+def statuses_of_the_published(town: Town) -> set[int]:
+    return {town.house.complete(town.publisher, PUBLISHED).status_code for _ in range(NUM_ASKED)}
 
 
 @pytest.mark.parametrize("file", [each for each in NOTEBOOKS if wants_keys(read(each))], ids=lambda file: file.stem)
@@ -178,6 +203,23 @@ def test_no_file_of_a_cluster_has_a_canary_and_a_repeat_is_one_request_at_any_ro
         for secret in (CANARY.encode(), key[3:].encode()):
             place = content.find(secret)
             assert place < 0, (file, content[max(0, place - 300) : place + 100])
+
+
+def test_what_a_team_published_is_in_the_store_for_whoever_comes_later(town: Town) -> None:
+    """The test before has killed the replicas."""
+    house = town.house
+    for each in house.run.processes():
+        if ROUTER in each.command or ACCOUNTS in each.command:
+            assert send(each, signal.SIGKILL)
+
+    def is_served() -> bool:
+        with suppress(httpx.TransportError):  # of who was killed
+            return statuses_of_the_published(town) == {200}
+        return False
+
+    house.run.until(is_served)
+    assert house.ask("POST", "/v1/unload_lora_adapter", town.publisher, {"lora_name": "team-sql"}).status_code == 200
+    assert statuses_of_the_published(town) == {404}, "no adapter is left"
 
 
 def test_a_cluster_ends_with_the_process_that_started_it_however_that_ends(town: Town) -> None:

@@ -1,4 +1,7 @@
-"""Adapters that are published, tried, rolled back and withdrawn under streams, and what is left after kill -9."""
+"""Adapters that are published, tried, rolled back and withdrawn under streams, and what is left after kill -9.
+
+A team that publishes with a key of its own is in `test_exact`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from serve_app.cli.processes import send
 from serve_app.core.tenants import LOCAL
 from serve_app.router.variants import in_order
-from tests.cluster.house import House, with_keys
+from tests.cluster.house import NUM_ASKED, House
 from tests.cluster.kills import REPLICA, ROUTER
 from tests.cluster.started import REPOSITORY, TIMEOUT_S, Started
 
@@ -32,8 +35,6 @@ pytestmark = [
 ]
 
 NUM_STREAMS = 30
-NUM_ASKED = 24
-"""Requests, one after the other, that both routers and both replicas get some of."""
 NAME = "demo:live"
 PROMPTS = ("Once upon a time", "The captain said", "A list of names")
 BODY = {"model": NAME, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
@@ -84,11 +85,11 @@ def until_two_are_ready(url: str) -> None:
 
 
 def _num_replicas(url: str) -> set[int]:
-    return {len(httpx.get(f"{url}/live", timeout=30).json()["replicas"]) for _ in range(8)}
+    return {len(httpx.get(f"{url}/live", timeout=TIMEOUT_S).json()["replicas"]) for _ in range(8)}
 
 
 def listed(url: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = httpx.get(f"{url}/admin/adapters", timeout=30).json()["data"]
+    found: list[dict[str, Any]] = httpx.get(f"{url}/admin/adapters", timeout=TIMEOUT_S).json()["data"]
     return found
 
 
@@ -255,7 +256,7 @@ def test_a_shadow_computes_what_another_version_answers(house: House, root: Path
     def is_shadowed() -> bool:
         answer = ask(url, "watched")
         assert (text_in(answer), answer.headers["x-served-model"]) == (expected, f"{ONE}@{version}")
-        lines = [line for _ in range(4) for line in httpx.get(f"{url}/metrics", timeout=30).text.splitlines()]
+        lines = [line for _ in range(4) for line in httpx.get(f"{url}/metrics", timeout=TIMEOUT_S).text.splitlines()]
         done = [
             line for line in lines if line.startswith("serve_app_shadow_requests_total") and 'outcome="done"' in line
         ]
@@ -348,34 +349,3 @@ def publish_again(house: House, folder: Path) -> str:
     answer = house.command("adapters", "publish", NAME, str(folder), "--in-place", "--url", house.run.url)
     assert answer["replicas"] == answer["ready_replicas"]
     return str(answer["version"])
-
-
-def test_a_team_publishes_with_its_own_key_and_the_store_keeps_it(tmp_path: Path, root: Path) -> None:
-    def change(content: dict[str, Any]) -> None:
-        with_two_of_each(content, root=root)
-        with_keys(content)
-
-    house = House(tmp_path, change)
-    try:
-        house.run.until_ready()
-        house.command("tenants", "add", "acme", "--publishes", "demo:acme-*")
-        key = house.command("keys", "create", "acme", "--scopes", "infer", "adapters:write")["key"]
-        body = {"lora_name": "demo:acme-sql", "lora_path": str(root / FIRST)}
-        until(lambda: house.ask("GET", "/v1/models", key).status_code == 200)
-        assert house.ask("POST", "/v1/load_lora_adapter", key, body | {"lora_name": "demo:sql"}).status_code == 403
-        assert house.ask("POST", "/v1/load_lora_adapter", key, body | {"lora_path": "/etc"}).status_code == 403
-        assert house.ask("POST", "/v1/load_lora_adapter", key, body).status_code == 200
-        statuses = {house.complete(key, "demo:acme-sql").status_code for _ in range(NUM_ASKED)}
-        assert statuses == {200}
-        [event] = [each for each in house.command("events")["data"] if each["action"] == "publish adapter"]
-        assert (event["subject"], event["details"]["by"]) == ("demo:acme-sql", "acme")
-        house.run.end()
-        house.run = Started(tmp_path, change)
-        house.run.until_ready()
-        until(lambda: house.complete(key, "demo:acme-sql").status_code == 200)
-        assert house.ask("POST", "/v1/unload_lora_adapter", key, {"lora_name": "acme-sql"}).status_code == 200
-        assert {house.complete(key, "demo:acme-sql").status_code for _ in range(NUM_ASKED)} == {404}, (
-            "no adapter is left"
-        )
-    finally:
-        house.run.end()

@@ -67,7 +67,7 @@ async def test_of_a_killed_router_every_stream_is_fetched_whole_at_another(base_
 
 async def _num_moved(base_url: str) -> float:
     """Prompts that went on at another replica, by the router that was asked."""
-    async with httpx.AsyncClient(base_url=base_url) as client:
+    async with httpx.AsyncClient(base_url=base_url, timeout=TIMEOUT_S) as client:
         text = (await client.get("/metrics")).text
     lines = [line for line in text.splitlines() if line.startswith("serve_app_moved_prompts_total{")]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)

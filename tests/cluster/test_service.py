@@ -127,7 +127,7 @@ def test_a_dialect_decides_what_an_error_looks_like(base_url: str) -> None:
 
 
 def test_the_service_is_healthy(base_url: str) -> None:
-    assert httpx.get(f"{base_url}/health").status_code == 200
+    assert httpx.get(f"{base_url}/health", timeout=TIMEOUT_S).status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`serve_app up` with keys from its start to its end: what it answers, where it listens, and what stays behind.
+"""`serve_app up --dashboard` with keys from its start to its end: what it answers, where it listens, what stays behind.
 
 Its other ends are beside those whose clusters may end in other ways: `test_doctor`, `test_exact`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,8 +17,10 @@ from typing import Any
 
 import httpx
 import pytest
+import ray.dashboard
 
-from serve_app.cli.doctor.gathering import open_logs
+from serve_app.cli.doctor.facts import Facts
+from serve_app.cli.doctor.gathering import gather, open_logs
 from serve_app.cli.processes import listener_on
 from tests.cluster.house import House
 from tests.cluster.started import TIMEOUT_S, Started
@@ -32,19 +35,30 @@ ACCOUNTS = "Accounts"
 LISTENING = "0A"
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 """127.0.0.1, ::1 and ::ffff:127.0.0.1 as the kernel writes them."""
+ROUTE = re.compile(r'@routes\.(get|post|put|delete|patch)\(\s*"([^"]+)"')
+HEALTH = ("GET", "/api/gcs_healthz")
+"""Says that it lives, and nothing else."""
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    made = House(tmp_path_factory.mktemp("house"), environment={"RAY_AUTH_MODE": "token"})
+    made = House(tmp_path_factory.mktemp("house"), environment={"RAY_AUTH_MODE": "token"}, options=["--dashboard"])
     yield made
     made.run.end()
+
+
+@pytest.fixture(scope="module")
+def facts(house: House) -> Facts:
+    """What the doctor sees of it when it serves."""
+    house.run.until_ready()
+    with pytest.MonkeyPatch.context() as changes:
+        changes.chdir(house.folder)
+        return gather("cluster.yaml")
 
 
 def test_the_doctor_finds_nothing_to_mend_in_what_up_starts_with_keys(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray's dashboard, which is not there, is asked beside `test_fast`."""
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     house.command("keys", "create", "--admin", "--days", "90")
     house.run.until_ready()
@@ -55,6 +69,37 @@ def test_the_doctor_finds_nothing_to_mend_in_what_up_starts_with_keys(
     assert "nobody without a key is answered" in said
 
 
+def test_haproxy_shows_its_statistics_to_this_machine_alone(facts: Facts) -> None:
+    haproxys = {each.port: each.is_outside for each in facts.listeners if each.holder.program == "haproxy"}
+    assert len(haproxys) == 3
+    assert not any(haproxys.values())
+
+
+def test_rays_dashboard_tells_nobody_anything_without_its_token(facts: Facts) -> None:
+    """Who reached it had it run code: CVE-2023-48022, CVE-2023-48023, CVE-2025-62593, CVE-2026-32981."""
+    assert set(facts.ray_answers.values()) == {401}
+    url = next(iter(facts.ray_answers)).partition("/api/")[0]
+    assert facts.token is not None
+    token = Path(facts.token.path).read_text(encoding="utf-8").strip()
+    known = httpx.get(f"{url}/api/jobs/", headers={"authorization": f"Bearer {token}"}, timeout=TIMEOUT_S)
+    assert known.status_code == 200, "it is the token that was missing"
+    routes = set(routes_of_the_dashboard())
+    assert {("POST", "/api/jobs/"), ("GET", "/api/v0/actors"), ("PUT", "/api/serve/applications/")} <= routes
+    with httpx.Client(base_url=url, timeout=TIMEOUT_S) as client:
+        for headers in ({}, {"authorization": "Bearer x"}):
+            answered = {(method, path): client.request(method, path, headers=headers) for method, path in routes}
+            let_in = {route: each.status_code for route, each in answered.items() if each.status_code not in (401, 403)}
+            assert let_in == {HEALTH: 200}
+
+
+def routes_of_the_dashboard() -> Iterator[tuple[str, str]]:
+    """Method and path of all that Ray's own modules register there, with a name that nothing has for each name."""
+    modules = Path(ray.dashboard.__file__).parent / "modules"
+    for file in modules.rglob("*_head.py"):
+        for method, path in ROUTE.findall(file.read_text(encoding="utf-8")):
+            yield method.upper(), re.sub(r"\{.*?\}", "nothing", path)
+
+
 def test_a_key_opens_the_door_until_it_is_revoked_and_accounts_may_die(house: House) -> None:
     admin = house.command("keys", "create", "--admin")["key"]
     house.command("tenants", "add", "acme", "--models", "demo")
@@ -62,7 +107,7 @@ def test_a_key_opens_the_door_until_it_is_revoked_and_accounts_may_die(house: Ho
     acme, stranger = (house.command("keys", "create", name) for name in ("acme", "stranger"))
     house.run.until_ready()
     house.run.until(lambda: house.complete(acme["key"]).status_code == 200)
-    page = httpx.get(house.run.url, headers={"accept": "text/html"}, follow_redirects=True, timeout=30)
+    page = httpx.get(house.run.url, headers={"accept": "text/html"}, follow_redirects=True, timeout=TIMEOUT_S)
     assert (page.status_code, str(page.url)) == (200, f"{house.run.url}/console"), page.text
     assert f"\n  {house.run.url}/console\n" in house.run.said.read_text(errors="replace")
     refused = house.complete(None)
@@ -119,7 +164,7 @@ def test_it_serves_the_demo_on_loopback_and_a_ctrl_c_leaves_nothing_behind(house
     assert _statuses_beside_another(house, key, body) == [503, 200], (
         "the router takes one at a time, and counts it out again"
     )
-    large = httpx.get(f"{started.url}/health", headers={"large": "x" * 20_000}, timeout=30)
+    large = httpx.get(f"{started.url}/health", headers={"large": "x" * 20_000}, timeout=TIMEOUT_S)
     assert large.status_code == 400, "HAProxy bounds headers"
     assert list(open_logs(started.processes())) == [], "others may read what Ray and the replicas write"
     assert started.processes(), "and these write it"

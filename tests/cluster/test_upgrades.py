@@ -38,7 +38,8 @@ def test_an_offer_of_http2_is_declined_and_its_request_answered(base_url: str) -
     with socket.create_connection((address.hostname, address.port or 80), timeout=TIMEOUT_S) as connection:
         connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + BODY)
         response = _response(connection)
-    plain = httpx.post(f"{base_url}/v1/completions", content=BODY, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json"}
+    plain = httpx.post(f"{base_url}/v1/completions", content=BODY, headers=headers, timeout=TIMEOUT_S)
     assert response["choices"] == plain.json()["choices"]
 
 

@@ -62,7 +62,7 @@ def test_a_parameter_out_of_range_is_told_whole_and_marked(
     control.fill("9")
     page.get_by_role("button", name="Complete").click()
     body = {"model": "tiny", "prompt": "Once upon a time", "temperature": 9}
-    error = httpx.post(f"{tiny.url}/v1/completions", json=body).json()["error"]
+    error = httpx.post(f"{tiny.url}/v1/completions", json=body, timeout=60).json()["error"]
     told = page.locator("#problem")
     facts = ["status: 400", "param: temperature", "request id"]
     for fact in (error["message"], error["type"], error["error_code"], *facts):

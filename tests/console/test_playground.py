@@ -206,7 +206,7 @@ def test_enter_sends_a_chat_and_markdown_is_shown_as_elements(
 
 def test_every_parameter_of_the_contract_can_be_added_with_its_range(demo: Served, new_page: NewPage) -> None:
     page = new_page(demo.url)
-    document = httpx.get(f"{demo.url}/openapi.json").json()
+    document = httpx.get(f"{demo.url}/openapi.json", timeout=60).json()
     properties = document["components"]["schemas"]["CompletionRequest"]["properties"]
     ticked(page, "demo")
     for name in ("top_k", "ignore_eos", "context_length_exceeded_behavior", "logit_bias", "min_p"):

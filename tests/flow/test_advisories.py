@@ -3,7 +3,7 @@
 Those of a room of their own stand there: pickled weights and configs that run code in tests/catalog, expressions that
 blow up in tests/constraints, names of special tokens in tests/templates, keys in statements in
 tests/flow/test_admin.py, secrets in logs in tests/flow/test_canaries.py, Ray's dashboard in
-tests/cluster/test_fast.py.
+tests/cluster/test_up.py.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ async def asking(request: pytest.FixtureRequest) -> AsyncIterator[Asking]:
     book = LocalBook(claims, "router-0")
     settings = HttpSettings(max_stall_s=0.05)
     app = build_app(Router(fleet), settings, door=door, replays=replays, book=book)
-    made = Asking(backend, httpx.AsyncClient(), app, replays, book)
+    made = Asking(backend, httpx.AsyncClient(timeout=60), app, replays, book)
     beside, others = Fleet("router-1"), Replays(ReplaySettings(seconds=60), clock=lambda: made.now)
     beside.put(backend.card, backend)
     another = build_app(Router(beside), door=door, replays=others, book=LocalBook(claims, "router-1"))

@@ -61,7 +61,7 @@ def s3(folders: Path) -> Iterator[str]:
 
 
 def put(s3: str, folder: Path) -> None:
-    with httpx.Client(base_url=s3) as store:
+    with httpx.Client(base_url=s3, timeout=60) as store:
         assert store.put("/models").status_code == 200
         for name in (CONFIG, WEIGHTS):
             content = (folder / name).read_bytes()

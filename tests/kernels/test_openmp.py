@@ -51,7 +51,7 @@ def num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 20.0) -> bool:
+def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not is_so() and time.monotonic() < end:
         time.sleep(0.01)
