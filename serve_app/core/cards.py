@@ -32,15 +32,11 @@ RecordingKind = Literal["hidden_states", "routed_experts", "embeddings"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """Replicas of a model.
-
-    wanted:  that there are to be;  starting: that load;  draining: that end with their work;  running: that answer
-    """
+    """Replicas of a model. wanted: that there are to be;  starting: that load;  draining: that end with their work"""
 
     wanted: int
     starting: int
     draining: int
-    running: int = 0
 
 
 NO_SCALES: Mapping[str, Scale] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import fields
@@ -50,8 +50,6 @@ from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
 
 GC_THRESHOLD = (50_000, 20, 50)
 """For a crowd's open requests: Python's own threshold has the router look through all of them for seconds on end."""
-INFORMED_WITHIN_S = 10.0
-"""For what a new router has to hear before it takes requests: the keys, and models that run."""
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 
 
@@ -106,14 +104,19 @@ class RouterReplica:
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         self._fleet.on_outdated = discovery.hurry
-        self._discovery = begun(discovery.run())
-        self._hearing = begun(source.run())
-        self._watching = begun(Watching(self._fleet, self._publishing).run())
-        self._looking = begun(self._fleet.watch())
-        accounting = self._accounting
-        writers = () if accounting is None else (accounting.quotas, accounting.ledger_writer)
-        self._writing = [begun(each.run()) for each in writers]
-        await informed([discovery.has_met, *([] if self._accounts is None else [self._accounts.has_heard])])
+        begin = asyncio.get_running_loop().create_task
+        self._discovery = begin(discovery.run(), context=Context())
+        self._hearing = begin(source.run(), context=Context())
+        self._watching = begin(Watching(self._fleet, self._publishing).run(), context=Context())
+        self._looking = begin(self._fleet.watch(), context=Context())
+        self._writing = (
+            ()
+            if self._accounting is None
+            else tuple(
+                begin(each.run(), context=Context())
+                for each in (self._accounting.quotas, self._accounting.ledger_writer)
+            )
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._hot_app
@@ -224,19 +227,6 @@ class RouterReplica:
             book=self._accounts if asks_for_keys else None,
             publishing=self._publishing,
         )
-
-
-def begun(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """Return a task that does this beside everything else, in an empty context."""
-    return asyncio.get_running_loop().create_task(work, context=Context())
-
-
-async def informed(events: Iterable[asyncio.Event], *, within_s: float = INFORMED_WITHIN_S) -> None:
-    """Wait for all of these events, but no longer: a router that knows little answers better than none."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            for each in events:
-                await each.wait()
 
 
 def run_settings(settings: RouterSettings) -> RunSettings:

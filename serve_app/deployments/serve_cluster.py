@@ -25,7 +25,7 @@ MODEL_DEPLOYMENT = "Model"
 GREETING_TIMEOUT_S = 1.5
 SCALES_S = 2.0
 """Between two questions for the replicas of all models: the answer is long, and looks may be seven a second."""
-STARTING, DRAINING, RUNNING = {"STARTING", "UPDATING", "RECOVERING"}, {"STOPPING"}, {"RUNNING"}
+STARTING, DRAINING = {"STARTING", "UPDATING", "RECOVERING"}, {"STOPPING"}
 
 COMING = {ApplicationStatus.NOT_STARTED, ApplicationStatus.DEPLOYING}
 FAILED = ApplicationStatus.DEPLOY_FAILED
@@ -111,8 +111,8 @@ def _deployed(name: str, status: ApplicationStatus, scale: Scale | None) -> Depl
 
 
 def _scale(wanted: int, states: Sequence[str]) -> Scale:
-    starting, draining, running = (sum(each in kinds for each in states) for kinds in (STARTING, DRAINING, RUNNING))
-    return Scale(wanted=wanted, starting=starting, draining=draining, running=running)
+    starting, draining = (sum(each in kinds for each in states) for kinds in (STARTING, DRAINING))
+    return Scale(wanted=wanted, starting=starting, draining=draining)
 
 
 def _may_have_a_model(overview: Any) -> bool:

@@ -43,7 +43,6 @@ class AccountsClient:
     kept:    answers that this router has under an Idempotency-Key, of which Accounts that were away are told again;
              of each, for how many seconds it is good
     on_look: called behind every look, with whether the key of an id is still good
-    has_heard: set as soon as Accounts have told keys
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class AccountsClient:
         self._kept = kept
         self._on_look = on_look
         self._held = KeyCache(grace_s=grace_s)
-        self.has_heard = asyncio.Event()
         self._answering: dict[str, Claim] = {}  # by attempt
         self._given: set[str] = set()  # of those, what is known to be this router's to answer
         self._prices: Prices | None = None
@@ -157,7 +155,6 @@ class AccountsClient:
             self._is_reached = False
             return
         self._held.hear(found, asked_at)
-        self.has_heard.set()
         if not self._is_reached:  # it may be others, who know no answers
             self._telling = asyncio.get_running_loop().create_task(self._tell_again(), context=Context())
         self._is_reached = True

@@ -99,7 +99,6 @@ class Discovery:
     """Owns the ways to the replicas of each application; tells the fleet of every difference.
 
     on_deleted: called with every look from the one on which finds the router's own application going
-    has_met: set by the first look that has met a replica of every model of which one runs
     """
 
     def __init__(
@@ -114,8 +113,7 @@ class Discovery:
         self._asleep: set[str] = set()
         self._heard: dict[str, int] = {}
         self._is_something_missing = True
-        self.has_met = asyncio.Event()
-        self._deployed: Mapping[str, Deployed] | None = None
+        self._deployed: Mapping[str, Deployed] = {}
         self._asking: asyncio.Task[Mapping[str, Deployed]] | None = None
         self._is_hurried = asyncio.Event()
 
@@ -155,9 +153,6 @@ class Discovery:
             each.is_coming and application not in self._asleep and not self._known.get(application)
             for application, each in deployed.items()
         )
-        running = {application for application, each in deployed.items() if each.scale and each.scale.running}
-        if self._deployed is not None and all(map(self._known.get, running)):
-            self.has_met.set()
 
     async def _applications(self) -> Mapping[str, Deployed]:
         """Every application, as last told where the cluster does not answer: leases end if nobody greets meanwhile."""
@@ -169,7 +164,7 @@ class Discovery:
             logger.warning("the cluster could not be asked for its applications; what was known stays: %r", error)
         if self._asking.done():
             self._asking = None
-        return self._deployed or {}
+        return self._deployed
 
     async def _look_at(self, application: str, model: str) -> None:
         known = self._known.setdefault(application, {})

@@ -128,16 +128,6 @@ async def test_nothing_is_asked_for_what_is_no_key_and_of_accounts_that_do_not_a
     assert accounts.asked == 1
 
 
-async def test_a_router_has_heard_of_keys_once_accounts_have_answered() -> None:
-    accounts, link = linked()
-    accounts.does_answer = False
-    await link.look()
-    assert not link.has_heard.is_set()
-    accounts.does_answer = True
-    await link.look()
-    assert link.has_heard.is_set()
-
-
 async def test_a_client_that_leaves_takes_no_look_from_others() -> None:
     accounts, link = linked()
     accounts.keys.append(new_key())

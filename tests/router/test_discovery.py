@@ -233,45 +233,6 @@ async def test_what_was_known_stays_and_is_greeted_where_the_cluster_cannot_be_a
     assert set(table.backends) == {"a", "b", "o"}
 
 
-@pytest.mark.parametrize(
-    ("answer", "running", "has_met"),
-    [
-        (seen("a"), 1, True),
-        (seen(), 1, False),
-        (RuntimeError("no answer"), 1, False),
-        (seen(), 0, True),  # it loads
-        (Sighting(cards=(), is_complete=True, asleep=model_card("demo")), 0, True),
-    ],
-)
-async def test_a_router_has_met_all_models_once_one_replica_of_each_that_runs_answers(
-    answer: Sighting | Exception, running: int, has_met: bool
-) -> None:
-    cluster = TownCluster(demo=answer, other=seen("o"))
-    cluster.scales = {name: Scale(wanted=2, starting=1, draining=0, running=running) for name in cluster.answers}
-    discovery, _ = discovery_of(cluster)
-    await discovery.look()
-    assert discovery.has_met.is_set() is has_met
-    cluster.answers["demo"] = seen("a")
-    await discovery.look()
-    assert discovery.has_met.is_set()
-
-
-async def test_a_router_that_was_told_of_no_models_has_met_all_unless_the_cluster_did_not_answer(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def unreachable() -> Mapping[str, Deployed]:
-        raise ConnectionError
-
-    cluster = TownCluster()
-    discovery, _ = discovery_of(cluster)
-    with monkeypatch.context() as patched:
-        patched.setattr(cluster, "applications", unreachable)
-        await discovery.look()
-        assert not discovery.has_met.is_set()
-    await discovery.look()
-    assert discovery.has_met.is_set()
-
-
 async def test_the_router_hears_of_its_own_end() -> None:
     cluster = TownCluster()
     ends: list[str] = []
