@@ -22,7 +22,7 @@ INNER_PORTS = {
 }
 """Where HAProxy and Serve's fallback proxy listen beside the service, unless these variables say otherwise."""
 IN_PLACE = Path(__file__).with_name("haproxy.sh")
-"""What Serve starts as HAProxy; it binds HAProxy's statistics to loopback and bounds how long headers may take."""
+"""What Serve starts as HAProxy: its template, changed in what Serve has no setting for."""
 OURS_VARIABLE = "SERVE_APP_HAPROXY"
 """Which program `haproxy.sh` becomes."""
 
@@ -90,7 +90,10 @@ def loopback_haproxy(base: Mapping[str, str]) -> tuple[Setting, ...]:
     program = None if another_haproxy(base) is not None else haproxy_program(base)
     if program is None:
         return ()
-    reason = "HAProxy's statistics on loopback, and 20 s for a client's headers: Serve has no setting for either"
+    reason = (
+        "HAProxy's statistics on loopback, 20 s for a client's headers, and 503 with Retry-After where no router can be"
+        " reached: Serve has no setting for any of them"
+    )
     return (
         Setting(HAPROXY_BINARY, str(IN_PLACE), reason),
         Setting(OURS_VARIABLE, program, "the HAProxy that this becomes"),

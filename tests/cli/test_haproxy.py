@@ -1,4 +1,4 @@
-"""HAProxy on one machine listens for its statistics on loopback, whatever Serve's template says."""
+"""HAProxy says and binds what a service of ours needs, whatever Serve's template says."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
+from serve_app.api.dialects import error_body
 from serve_app.check.ray_environment import HAPROXY_BINARY
 from serve_app.cli.environment import IN_PLACE, OURS_VARIABLE, environment, loopback_haproxy, overridden
+from serve_app.core.errors import Unavailable
+from tests.ports import held_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Ray has HAProxy for Linux alone")
 
@@ -70,6 +75,46 @@ def test_the_file_decides_where_the_service_itself_listens(tmp_path: Path) -> No
 def test_a_client_has_twenty_seconds_for_its_headers(tmp_path: Path) -> None:
     lines = written(tmp_path, "global\ndefaults\n    mode http")[0]
     assert lines == ["global", "defaults", "    timeout http-request 20s", "    mode http"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (None, 503),  # it has just started, and knows no application
+        ("/", 503),  # of which no router lives
+        ("/elsewhere", 404),
+    ],
+)
+def test_a_client_is_told_to_come_again_where_no_router_can_be_reached(
+    path: str | None, status: int, tmp_path: Path
+) -> None:
+    told = answer_of(tmp_path, path)
+    assert told.status_code == status
+    if status == 503:
+        refusal = Unavailable("No router can be reached; retry.", None, {"retry_after_s": 1})
+        assert (told.headers["retry-after"], told.json()) == ("1", error_body(refusal))
+
+
+def answer_of(folder: Path, path: str | None) -> httpx.Response:
+    """What HAProxy says by Serve's template, with one router behind that path, or with none; the router is dead."""
+    from ray.serve._private import haproxy
+    from ray.serve.config import HTTPOptions
+
+    router = haproxy.ServerConfig("router", "127.0.0.1", 1)
+    known = {} if path is None else {"a": haproxy.BackendConfig("a", path, timeout_connect_s=1, servers=[router])}
+    names = ("socket_path", "server_state_base", "server_state_file", "metrics_socket_path")
+    files: dict[str, Any] = {name: str(folder / name) for name in names}
+    with held_port() as port, held_port() as statistics, held_port() as metrics:
+        files |= {"stats_port": statistics, "metrics_port": metrics}
+        config = haproxy.HAProxyConfig(http_options=HTTPOptions(host="127.0.0.1", port=port), **files)
+        haproxy.HAProxyApi(config, known, str(folder / "a.cfg"))._generate_config_file_internal()
+        running = subprocess.Popen([IN_PLACE, "-db", "-f", folder / "a.cfg"], env=environment({}, has_haproxy=True))
+        try:
+            with httpx.Client(transport=httpx.HTTPTransport(retries=9)) as client:
+                return client.get(f"http://127.0.0.1:{port}/v1/models", timeout=60)
+        finally:
+            running.kill()
+            running.wait()
 
 
 def test_every_other_word_is_passed_on(tmp_path: Path) -> None:
