@@ -19,6 +19,8 @@ NUM_REQUESTS = 24
 """Of each kind; half of them run when the fault begins, and half come while it lasts."""
 PATIENCE_S = 150.0
 """An answer that takes longer is a silence."""
+GONE_S = 60.0
+"""A service whose port nobody listens on for so long is not asked for a stream again: it has ended."""
 COMPLETION: dict[str, Any] = {"model": "demo", "max_tokens": 400, "temperature": 0.9}
 PARAMETERS = {"type": "object", "properties": {"place": {"type": "string", "minLength": 160}}, "required": ["place"]}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "go", "parameters": PARAMETERS, "strict": True}}
@@ -66,12 +68,12 @@ async def chat_with_tools(client: openai.AsyncOpenAI, number: int, begun: Begun)
 
 async def followed(client: openai.AsyncOpenAI, path: str, kind: type[Any], chunks: Any, begun: Begun) -> Answer:
     """All that a stream says. One that breaks off is asked for again by its id, from its beginning."""
-    response_id = None
+    response_id, is_again = None, False
     while True:
         found: Answer = {}
         try:
             async for chunk in chunks:
-                begun(response_id is not None)
+                begun(is_again)
                 response_id = chunk.id
                 for each in chunk.choices:
                     found[each.index] = found.get(each.index, ("", None))[0] + text_of(each), each.finish_reason
@@ -79,18 +81,23 @@ async def followed(client: openai.AsyncOpenAI, path: str, kind: type[Any], chunk
         except (httpx.TransportError, openai.APIConnectionError) as error:
             if response_id is None:
                 raise
-            chunks = await again(client, f"{path}/{response_id}", kind, error)
+            chunks, is_again = await again(client, f"{path}/{response_id}", kind, error), True
 
 
 async def again(client: openai.AsyncOpenAI, path: str, kind: type[Any], broken: Exception) -> Any:
     """The stream of that id, as soon as a router accepts connections. Raises how it broke off where it is not kept."""
+    heard_at = time.monotonic()
     while True:
         try:
             return await client.get(path, cast_to=kind, stream=True, stream_cls=openai.AsyncStream[kind])
         except openai.NotFoundError:
             raise broken from broken.__cause__
-        except (openai.APIConnectionError, openai.InternalServerError):
-            await asyncio.sleep(0.5)
+        except openai.InternalServerError:
+            heard_at = time.monotonic()
+        except openai.APIConnectionError:
+            if time.monotonic() - heard_at > GONE_S:
+                raise
+        await asyncio.sleep(0.5)
 
 
 def text_of(choice: Any) -> str:

@@ -16,6 +16,7 @@ REASONS: Mapping[str, str] = {
     "connection refused": "whoever accepts clients was gone: nothing of ours saw the request, and it may be sent again",
     "connection broken": "the process that held the connection was gone, and a client of OpenAI's does not ask again",
     "500 without a code": "the router died before it answered, and the proxy does not know whether it had begun",
+    "503 unavailable": "no router could be reached, and a client of OpenAI's that may not retry does not come again",
 }
 """Why what was told so could not be saved."""
 
@@ -33,11 +34,11 @@ def row(seen: Mapping[str, Seen], full_s: float | None) -> list[str]:
     return [*cells, f"{max(late_s, 0):.0f} s", NEVER if full_s is None else f"{full_s:.0f} s", why or "–"]
 
 
-def faults_in(row: Sequence[str]) -> list[str]:
-    """What must not be in a row."""
+def faults_in(row: Sequence[str], *, is_the_end: bool = False) -> list[str]:
+    """What must not be in a row. is_the_end: the service ends with that part"""
     counts = zip(KINDS, row, strict=False)
     found = [f"{kind}: {cell}" for kind, cell in counts if not re.fullmatch(r"\d+/\d+/0/0", cell)]
-    found += ["never whole again"] if NEVER in row else []
+    found += ["never whole again"] if NEVER in row and not is_the_end else []
     return found + [cell for cell in row if "NOT EXPLAINED" in cell]
 
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock
 
 import httpx
+import openai
 import pytest
+from openai.types import Completion
 
-from tests.chaos.asking import KINDS, NUM_REQUESTS, Answer, Asked, Seen, judged
+from tests.chaos import asking
+from tests.chaos.asking import KINDS, NUM_REQUESTS, Answer, Asked, Seen, followed, judged
 from tests.chaos.page import faults_in, row, written
 
 WHOLE: Answer = {0: ("a text", "length")}
@@ -64,4 +69,35 @@ def test_a_row_must_not_have_what_is_wrong_silent_or_not_explained(seen: Seen, i
 
 
 def test_a_service_must_be_whole_again() -> None:
-    assert faults_in(row(dict.fromkeys(KINDS, GOOD), None)) == ["never whole again"]
+    cells = row(dict.fromkeys(KINDS, GOOD), None)
+    assert faults_in(cells) == ["never whole again"]
+    assert not faults_in(cells, is_the_end=True)
+
+
+async def test_only_a_stream_that_broke_off_counts_as_asked_for_again() -> None:
+    begun: list[bool] = []
+    chunk = Completion.model_construct(id="cmpl-1", choices=[])
+
+    async def whole() -> AsyncIterator[Completion]:
+        yield chunk
+        yield chunk
+
+    async def broken() -> AsyncIterator[Completion]:
+        yield chunk
+        raise httpx.RemoteProtocolError("peer closed connection")
+
+    client = AsyncMock(get=AsyncMock(return_value=whole()))
+    await followed(client, "/completions", Completion, whole(), begun.append)
+    assert begun == [False, False]
+    await followed(client, "/completions", Completion, broken(), begun.append)
+    assert begun == [False, False, False, True, True]
+
+
+async def test_a_service_that_nobody_listens_for_any_more_is_told_of_and_not_asked_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "GONE_S", 0.0)
+    refused = openai.APIConnectionError(request=httpx.Request("GET", "http://127.0.0.1"))
+    client = AsyncMock(get=AsyncMock(side_effect=refused))
+    with pytest.raises(openai.APIConnectionError):
+        await asking.again(client, "/completions/cmpl-1", Completion, httpx.ReadError("broken"))
