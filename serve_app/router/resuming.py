@@ -33,8 +33,11 @@ class Found:
 
     @property
     def first(self) -> Past:
-        """The first that is left. Who has fetched it may compute the rest: of several requests one at a time."""
-        return self.parts[min(self.parts)]
+        """The first that is left, and still to be computed if there is one. Who fetched it computes the rest, alone.
+
+        Parts that have ended are not computed again, so that a fetch that left would keep them for itself for a while.
+        """
+        return self.parts[min((at for at, past in self.parts.items() if not past.has_ended), default=min(self.parts))]
 
     @property
     def has_ended(self) -> bool:

@@ -206,6 +206,6 @@ def words(error: Exception) -> str:
     if isinstance(error, openai.APIError) and error.code:
         return f"event {error.code}"
     cause = error.__cause__ if isinstance(error, openai.APIConnectionError) else error
-    return {"RemoteProtocolError": "connection broken", "ReadError": "connection broken"}.get(
-        type(cause).__name__, "connection refused" if isinstance(cause, httpx.ConnectError) else type(cause).__name__
-    )
+    name = type(cause).__name__  # and not its class: the client may have an httpx of its own
+    broken = dict.fromkeys(("RemoteProtocolError", "ReadError"), "connection broken")
+    return {**broken, "ConnectError": "connection refused"}.get(name, name)

@@ -40,9 +40,10 @@ def ask(store: TenantStore) -> Ask:
 
 
 def test_every_service_that_http_names_is_one(ask: Ask) -> None:
-    for service in {each.name for (path, _), each in SERVICES.items() if path not in OF_ADAPTERS}:
+    of_the_folder = {"add_file", "read_file"}  # routers do these, beside `BatchStore.add_file`
+    for service in {each.name for (path, _), each in SERVICES.items() if path not in OF_ADAPTERS} - of_the_folder:
         try:
-            ask(service, name="nobody", id="nobody")
+            ask(service, name="nobody", id="nobody", tenant="nobody")
         except TenancyError:
             continue  # it is there
 
