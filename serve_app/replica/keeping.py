@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -27,6 +27,7 @@ class _Stream:
     request: as it was asked for, without what was told of it before
     num_running: its completions that have not ended
     ends_at: once nothing more of it is computed; seconds, by the clock of who keeps it
+    is_counted: among all bytes; one that may still be refused is not
     claim, claimed_until: who fetched it last, and until when it is nobody else's
     """
 
@@ -34,7 +35,8 @@ class _Stream:
     kept: Kept
     progress: Progress
     num_running: int
-    num_bytes: int = 0
+    num_bytes: int
+    is_counted: bool = False
     ends_at: float = 0.0
     claim: str = ""
     claimed_until: float = 0.0
@@ -80,21 +82,26 @@ class Keeping:
             progress.go_on(request)
             bare = replace(request, continued=(), is_reported=False, past=())
             num_running = len(request.samples)
-            stream = _Stream(request=bare, kept=request.kept, progress=progress, num_running=num_running)
-            self._running[request.request_id] = stream
-            of_body = len(request.kept.body) // request.kept.num_parts
-            of_past = sum([size_of(delta) - DELTA_BYTES for delta in request.past])
-            self._grow(stream, of_body + _input_size_of(request) + DELTA_BYTES * request.n + of_past)
+            self._running[request.request_id] = _Stream(
+                request=bare,
+                kept=request.kept,
+                progress=progress,
+                num_running=num_running,
+                num_bytes=_size_of(request, request.kept),
+            )
 
-    def make_room(self, requests: Iterable[GenerationRequest]) -> bool:
+    def make_room(self, requests: Sequence[GenerationRequest]) -> bool:
         """Note that these were accepted. Return whether there is room for all of them that are to be kept."""
+        for request in requests:
+            if (stream := self._running.get(request.request_id)) is not None:
+                self._count(stream)
         have_room = [request.kept is None or self._has_room(request.request_id) for request in requests]
         return all(have_room)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Forget requests of which nothing is computed, as they were refused."""
         for request_id in request_ids:
-            if (stream := self._running.pop(request_id, None)) is not None:
+            if (stream := self._running.pop(request_id, None)) is not None and stream.is_counted:
                 self._grow(stream, -stream.num_bytes)
 
     def note(self, deltas: Iterable[Delta]) -> None:
@@ -118,6 +125,7 @@ class Keeping:
         """Note that nothing more is computed of these: from now on their time runs, and they may have to give way."""
         for request_id in request_ids:
             if (stream := self._running.pop(request_id, None)) is not None:
+                self._count(stream)
                 stream.ends_at = self._clock() + stream.kept.seconds
                 left = self._left.setdefault(stream.flow, OrderedDict())
                 if (before := left.get(stream.place)) is not None:
@@ -171,6 +179,11 @@ class Keeping:
         self._num_forgotten += len(giving_way)
         return True
 
+    def _count(self, stream: _Stream) -> None:
+        if not stream.is_counted:
+            num_bytes, stream.num_bytes, stream.is_counted = stream.num_bytes, 0, True
+            self._grow(stream, num_bytes)
+
     def _grow(self, stream: _Stream, num_bytes: int) -> None:
         stream.num_bytes += num_bytes
         self._num_bytes += num_bytes
@@ -185,6 +198,12 @@ class Keeping:
         if not left:
             del self._left[stream.flow]
         self._grow(stream, -stream.num_bytes)
+
+
+def _size_of(request: GenerationRequest, kept: Kept) -> int:
+    """Return the bytes that a stream takes before more of it is computed, about."""
+    of_past = sum([size_of(delta) - DELTA_BYTES for delta in request.past])
+    return len(kept.body) // kept.num_parts + _input_size_of(request) + DELTA_BYTES * request.n + of_past
 
 
 def _input_size_of(request: GenerationRequest) -> int:

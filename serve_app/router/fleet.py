@@ -113,10 +113,11 @@ class Fleet:
 
     @property
     def is_known(self) -> bool:
-        """Whether every replica that is said to run was met."""
+        """Whether every replica that is said to run was met. Of a model that has failed fewer run than are wanted."""
         num_met = Counter(link.card.model.name for link in self._links.values())
-        is_met = (num_met[name] >= scale.wanted - scale.starting for name, scale in self._scales.items())
-        return bool(self._links) and not self.loading and all(is_met)
+        said = ((name, scale.wanted - scale.starting) for name, scale in self._scales.items())
+        is_met = all(num_met[name] >= num_running for name, num_running in said if name not in self._failed)
+        return bool(self._links or self.asleep) and not self.loading and is_met
 
     @property
     def asleep(self) -> Mapping[str, ModelCard]:

@@ -104,6 +104,20 @@ def test_nothing_gives_way_to_a_request_that_is_refused() -> None:
     assert names(keeping, "old", "new") == ["new"]
 
 
+def test_nothing_gives_way_to_a_request_that_may_still_be_refused() -> None:
+    """Neither what was left nor what runs, whatever comes of those that run meanwhile."""
+    keeping = Keeping(5000, Clock())
+    left(keeping, asked("old"))
+    running, early = asked("running", flow="beta"), asked("early", flow="greedy", num_bytes=4500)
+    assert taken(keeping, running)
+    before = keeping.card.num_bytes
+    keeping.begin([early])
+    keeping.note([told(running, "text")])
+    assert (names(keeping, "old"), names(keeping, "running", flow="beta")) == (["old"], ["running"])
+    keeping.leave([early.request_id])
+    assert keeping.card.num_bytes > before + 4500, "what was left before it was taken counts"
+
+
 def test_a_flow_that_has_most_gives_way_and_takes_nothing_of_others() -> None:
     keeping = Keeping(10_000, Clock())
     left(keeping, *(asked(f"mine {at}", flow="greedy") for at in range(6)))

@@ -11,7 +11,7 @@ from itertools import permutations
 import pytest
 
 from serve_app.catalog.files import CatalogError
-from serve_app.core.cards import AdapterCard
+from serve_app.core.cards import AdapterCard, Scale
 from serve_app.core.errors import AdapterNotFound, ModelLoading, ModelNotFound
 from serve_app.core.names import ModelRef
 from serve_app.core.prefixes import prefixes_of
@@ -94,6 +94,20 @@ async def test_the_fleet_is_ready_when_every_known_model_has_a_replica(fleet):
     assert (fleet.is_ready, fleet.loading) == (False, ["big"])
     put(fleet, "r1", model="big")
     assert (fleet.is_ready, fleet.loading) == (True, [])
+
+
+async def test_every_replica_is_known_where_what_does_not_run_has_failed_or_sleeps(fleet: Fleet) -> None:
+    """Else a stream that is nowhere would be looked for as long as that is so."""
+    scale = Scale(wanted=1, starting=0, draining=0)
+    fleet.expect(["tiny"], ["broken"], {"tiny": scale, "broken": scale})
+    assert not fleet.is_known
+    put(fleet, "r0")
+    assert fleet.is_known
+    fleet.remove("r0")
+    assert not fleet.is_known
+    fleet.expect(["tiny"], scales={"tiny": replace(scale, wanted=0)})
+    fleet.rest("tiny", model_card("tiny"))
+    assert fleet.is_known
 
 
 async def test_a_model_whose_last_replica_was_lost_is_loading_until_it_is_back(fleet):
