@@ -7,9 +7,10 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import Context
 from pathlib import Path
+from typing import Any, TypeVar
 
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
@@ -29,6 +30,8 @@ from serve_app.tenants.published_table import change_published, published_in
 from serve_app.tenants.store import Author
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 LEARNS_S = 3.0
 """In which a router has asked a replica that began after another, and told it what it answers."""
@@ -77,8 +80,7 @@ class Accounts:
 
     async def batches(self, method: str, *arguments: object) -> object:
         """As AdminService.of_batches, a refusal returned; one call after the other."""
-        async with self._writing:
-            return await _answered(method, self._admin_service.of_batches, method, *arguments)
+        return await self._in_turn(_answered(method, self._admin_service.of_batches, method, *arguments))
 
     async def change_adapters(self, change: Change) -> AdapterSet | ServeError:
         """Return what is published after the change, or the refusal that the client is to be told."""
@@ -102,11 +104,7 @@ class Accounts:
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted], prices: Prices | None = None) -> None:
         """As LedgerStore.record, one batch after the other."""
-        async with self._writing:
-            await asyncio.to_thread(self._admin_service.ledger.record, rows, counted, time.time(), prices=prices)
-            if time.monotonic() - self._pruned_at > PRUNING_PERIOD_S:
-                self._pruned_at = time.monotonic()
-                await asyncio.to_thread(prune, self._store.engine, now=time.time(), days=self._ledger_days)
+        await self._in_turn(self._record(rows, counted, prices))
 
     async def claim(self, claim: Claim, router_id: str) -> Claimed | ServeError:
         """As Claims.claim, a refusal returned; on the event loop alone, so that there is one writer."""
@@ -130,6 +128,21 @@ class Accounts:
             await asyncio.to_thread(lambda: self._store.version)
         except StoreUnavailable as error:
             logger.warning("%s", error)
+
+    async def _record(self, rows: Sequence[Row], counted: Sequence[Counted], prices: Prices | None) -> None:
+        await asyncio.to_thread(self._admin_service.ledger.record, rows, counted, time.time(), prices=prices)
+        if time.monotonic() - self._pruned_at > PRUNING_PERIOD_S:
+            self._pruned_at = time.monotonic()
+            await asyncio.to_thread(prune, self._store.engine, now=time.time(), days=self._ledger_days)
+
+    async def _in_turn(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Write one after the other, each to its end: a router that gives up its call ends no thread that writes."""
+
+        async def alone() -> Result:
+            async with self._writing:
+                return await work
+
+        return await asyncio.shield(asyncio.get_running_loop().create_task(alone(), context=Context()))
 
     async def _read_budgets(self, tenants: Collection[str]) -> None:
         """Wait for what the ledger says of these tenants' budgets, but not for long; each is read once at a time."""

@@ -28,7 +28,7 @@ MAX_FIELD_BYTES = 4096
 FORM_BYTES = 64 << 10
 """Of a body besides its file."""
 MAX_UPLOADS = 8
-"""That a router takes in at once."""
+"""Of one tenant, that a router takes in at once."""
 LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86_400
 
 
@@ -60,9 +60,9 @@ def file_endpoints(batches: Batches, administer: Administer, settings: HttpSetti
 
     async def read(request: Request) -> Response:
         file = await show(request)
-        path = batches.files.path(str(file["id"]))
-        if not await asyncio.to_thread(path.is_file):
+        if not await asyncio.to_thread(batches.files.has, str(file["id"])):
             raise NotFound(f"What was in the file {file['id']} is gone from the folder of files.")
+        path = batches.files.path(str(file["id"]))
         return FileResponse(path, media_type="application/octet-stream", headers=HEADERS)
 
     async def remove(request: Request) -> Response:
@@ -111,7 +111,8 @@ async def _written(form: FormData, files: BatchFiles, settings: HttpSettings) ->
         raise too_large(settings.max_file_bytes)
     seconds = _seconds(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
     file_id, num_bytes = await asyncio.to_thread(files.write, file.file)
-    return NewFile(id=file_id, name=file.filename or "file", purpose=BATCH, num_bytes=num_bytes, seconds=seconds)
+    name = (file.filename or "").replace("\0", "") or "file"  # PostgreSQL refuses it
+    return NewFile(id=file_id, name=name, purpose=BATCH, num_bytes=num_bytes, seconds=seconds)
 
 
 class _Body:

@@ -32,6 +32,7 @@ REFUSALS_PER_S = 200.0
 """Further refusals are told later: clients that retry at once would take the router's time from admitted requests."""
 MAX_REFUSAL_DELAY_S = 5.0
 ANYBODY = Share()
+BATCH = "batch"
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
 
@@ -58,19 +59,24 @@ class AdmissionSettings:
 
 @dataclass(slots=True, kw_only=True)
 class Gate:
-    """What one model has admitted, by flow: the pace, the turns and the appointments of refused clients."""
+    """What one model has admitted, by flow: the pace, the turns and the appointments of refused clients.
+
+    num_batch: of those inside, in the class `batch`: nobody of another class waits behind these
+    """
 
     pace: Pace
     turns: Turns
     appointments: dict[str, Appointments] = field(default_factory=dict)
     num_inside: int = 0
+    num_batch: int = 0
     inside: Counter[str] = field(default_factory=Counter)
 
-    def add(self, flow: str, size: int) -> None:
+    def add(self, share: Share, size: int) -> None:
         self.num_inside += size
-        self.inside[flow] += size
-        if not self.inside[flow]:
-            del self.inside[flow]
+        self.num_batch += size if share.priority == BATCH else 0
+        self.inside[share.flow] += size
+        if not self.inside[share.flow]:
+            del self.inside[share.flow]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +222,7 @@ class Admission:
             raise self._refused(min(excesses, key=lambda excess: excess.seconds), share)
         ticket = Ticket(self, share)
         self._tickets[ticket] = None
-        self._door.add(share.flow, 1)
+        self._door.add(share, 1)
         self._unknown[share.flow] += 1
         return ticket
 
@@ -244,7 +250,7 @@ class Admission:
         ticket.is_known = True
         ticket.sizes = {model: size for model, size in sizes.items() if model in self._gates}
         for model, size in ticket.sizes.items():
-            self._gates[model].add(ticket.share.flow, size)
+            self._gates[model].add(ticket.share, size)
 
     def leave(self, ticket: Ticket, completed: Mapping[str, int]) -> None:
         """As Ticket.give_back."""
@@ -252,13 +258,13 @@ class Admission:
         self._door.pace.note(self._clock(), is_busy=is_full, num_completed=1)
         del self._tickets[ticket]
         self._left.set()
-        self._door.add(ticket.share.flow, -1)
+        self._door.add(ticket.share, -1)
         self._unknown[ticket.share.flow] -= not ticket.is_known
         if not self._unknown[ticket.share.flow]:
             del self._unknown[ticket.share.flow]
         self._note(self._rooms(), completed)
         for model, size in ticket.sizes.items():
-            self._gates[model].add(ticket.share.flow, -size)
+            self._gates[model].add(ticket.share, -size)
             self._gates[model].turns.leave(ticket, ticket.share.flow)
         self._door.turns.leave(ticket, ticket.share.flow)
 
@@ -346,7 +352,8 @@ class Admission:
         num_missing = num_taken + size - num_left
         if num_missing > 0:
             return Excess(reason=Reason.PLACES, gate=gate, seconds=num_missing / gate.pace.per_s)
-        wait_s = min(self._wait_s(gate, room, num_unknown), self._own_wait_s(gate, room, share.flow, num_own))
+        num_ahead = num_unknown + (gate.num_batch if share.priority == BATCH else 0)
+        wait_s = min(self._wait_s(gate, room, num_ahead), self._own_wait_s(gate, room, share.flow, num_own))
         too_long_s = wait_s - self.settings.max_wait_s
         return Excess(reason=Reason.WAIT, gate=gate, seconds=too_long_s) if too_long_s > 0 else None
 
@@ -365,9 +372,12 @@ class Admission:
         part = self._active.part_of(flow)
         return max(0.0, num_own + 1 - part * room.num_slots) / (part * gate.pace.per_s)
 
-    def _wait_s(self, gate: Gate, room: Room, num_unknown: int = 0) -> float:
-        """Return the seconds until one more sequence would begin; other routers' sequences go at their own pace."""
-        own = gate.num_inside + num_unknown + 1
+    def _wait_s(self, gate: Gate, room: Room, num_more: int = 0) -> float:
+        """Return the seconds until one more sequence would begin; other routers' sequences go at their own pace.
+
+        num_more: ahead of it besides what is inside and in no class below it
+        """
+        own = gate.num_inside - gate.num_batch + num_more + 1
         num_ahead = max(0, own + room.num_foreign - room.num_slots)
         return num_ahead * own / (own + room.num_foreign) / gate.pace.per_s
 

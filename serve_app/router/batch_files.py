@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import BinaryIO, Protocol
 
+from serve_app.api.parse import check_depth
 from serve_app.core.batches import MAX_LINES, BatchCard, Checked, InputError, Kept, NewFile
+from serve_app.core.errors import InvalidRequest, Unavailable
+
+logger = logging.getLogger(__name__)
 
 MAX_ERRORS = 100
 """Of one input file that are told."""
-MAX_ID_CHARS = 512
+RETRY_S = 30
+"""For whom the folder fails."""
+MAX_ID_CHARS, MAX_MODEL_CHARS = 512, 512
+MAX_LINE_BYTES = 32 << 20
+"""Of an input file, so that none fills a router's memory as it is read; routes take less (`max_body_bytes`)."""
+MAX_DEPTH = 100
+"""Of a request, which is written anew; routes take less."""
 STRAY_S = 600.0
 """For so long a file may be nobody's before it is removed: one that is being written has no row yet."""
 REASONS = {
@@ -30,7 +43,7 @@ class Ask(Protocol):
 
 
 class BatchFiles:
-    """Every method but `strays` blocks, and is for a worker thread.
+    """Every method but `sweep` blocks, and is for a worker thread. All raise Unavailable where the folder fails.
 
     clock: seconds, monotonic: no clock of a file system decides what is removed
     """
@@ -45,18 +58,17 @@ class BatchFiles:
 
     def write(self, source: BinaryIO) -> tuple[str, int]:
         """Write a new file; return its id and its size in bytes."""
-        file_id = f"file-{token_hex(16)}"
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            with self.path(file_id).open("xb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-                return file_id, target.tell()
-        except BaseException:
-            self.remove(file_id)
-            raise
+        with self._new_files(1) as ((file_id, target),):
+            shutil.copyfileobj(source, target, 1 << 20)
+            return file_id, target.tell()
 
     def remove(self, file_id: str) -> None:
-        self.path(file_id).unlink(missing_ok=True)
+        with self._usable():
+            self.path(file_id).unlink(missing_ok=True)
+
+    def has(self, file_id: str) -> bool:
+        with self._usable():
+            return self.path(file_id).is_file()
 
     def read(self, file_id: str, offset: int, length: int) -> dict[str, object]:
         """Return a request that was checked."""
@@ -71,7 +83,10 @@ class BatchFiles:
         try:
             with self.path(batch.input_file).open("rb") as source:
                 offset = 0
-                for number, text in enumerate(source, start=1):
+                for number, text in enumerate(iter(lambda: source.readline(MAX_LINE_BYTES + 1), b""), start=1):
+                    if len(text) > MAX_LINE_BYTES:
+                        checking.refuse(number, "line_too_long", f"A line may have {MAX_LINE_BYTES} bytes.")
+                        break
                     if text.strip():
                         checking.add(number, offset, text)
                     offset += len(text)
@@ -85,39 +100,57 @@ class BatchFiles:
         """Write the files of a batch that ends; return how many results are in them, and the files, by their names in
         the batch.
         """
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        named = {"output_file_id": "output", "error_file_id": "error"}
-        ids = {name: f"file-{token_hex(16)}" for name in named}
-        num_kept, sizes = 0, dict.fromkeys(named, 0)
-        opened = {name: self.path(file_id).open("xb") for name, file_id in ids.items()}
-        try:
+        num_kept, found = 0, dict[str, NewFile]()
+        with self._new_files(2) as (output, error):
             for kept in (each for page in pages for each in page):
                 num_kept += kept.status is not None
                 text = self._without_result(batch, kept) if kept.text is None else kept.text
-                name = "output_file_id" if kept.status == 200 else "error_file_id"
-                sizes[name] += opened[name].write(text.encode() + b"\n")
-        finally:
-            for file in opened.values():
-                file.close()
-            for name, size in sizes.items():
-                if not size:
-                    self.remove(ids[name])
-        return num_kept, {
-            name: NewFile(id=ids[name], name=f"{batch.id}_{named[name]}.jsonl", purpose="batch_output", num_bytes=size)
-            for name, size in sizes.items()
-            if size
-        }
+                _, target = output if kept.status == 200 else error
+                target.write(text.encode() + b"\n")
+            for name, (file_id, target) in (("output", output), ("error", error)):
+                if size := target.tell():
+                    file_name = f"{batch.id}_{name}.jsonl"
+                    new = NewFile(id=file_id, name=file_name, purpose="batch_output", num_bytes=size)
+                    found[f"{name}_file_id"] = new
+                else:
+                    self.remove(file_id)
+        return num_kept, found
 
     async def sweep(self, ask: Ask) -> None:
         """Remove what is nobody's: of removed tenants, of routers that died while they wrote, expired files."""
-        names = [each.name for each in self._folder.glob("file-*")]
+        names = await asyncio.to_thread(lambda: [each.name for each in self._folder.glob("file-*")])
         nobodys = await ask("strays", names) if names else []
         assert isinstance(nobodys, list)
         now = self._clock()
         self._nobodys = {name: self._nobodys.get(name, now) for name in nobodys}
         for name, since in self._nobodys.items():
             if now - since >= STRAY_S:
-                self.remove(name)
+                await asyncio.to_thread(self.remove, name)
+
+    @contextmanager
+    def _new_files(self, number: int) -> Iterator[list[tuple[str, BinaryIO]]]:
+        """Give new files with their ids, to be written; none stays if that fails."""
+        ids = [f"file-{token_hex(16)}" for _ in range(number)]
+        try:
+            with self._usable(), ExitStack() as stack:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                yield [(file_id, stack.enter_context(self.path(file_id).open("xb"))) for file_id in ids]
+        except BaseException:
+            for file_id in ids:
+                with suppress(Unavailable):
+                    self.remove(file_id)
+            raise
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Raise Unavailable where the folder cannot be read or written."""
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            logger.error("`files` of the router's args, %s, cannot be used: %s", self._folder.absolute(), reason)
+            told = f"The folder of files cannot be used ({reason}); it is set by `files` in the router's `args`."
+            raise Unavailable(told, None, {"retry_after_s": RETRY_S}) from error
 
     def _without_result(self, batch: BatchCard, kept: Kept) -> str:
         line = kept.line
@@ -153,8 +186,9 @@ class _Checking:
         self.spans.append((offset, len(text)))
         try:
             entry = json.loads(text)
-        except (ValueError, RecursionError):
-            self.refuse(number, "invalid_json_line", "This line cannot be read as JSON.")
+            check_depth(entry, MAX_DEPTH)
+        except (ValueError, RecursionError, InvalidRequest):
+            self.refuse(number, "invalid_json_line", "This line cannot be read as JSON, or is nested too deeply.")
             return
         for param, code, must, is_right in self._rules(entry):
             if not is_right:
@@ -177,7 +211,8 @@ class _Checking:
         yield "body", "invalid_body", "be an object", isinstance(body, dict)
         assert isinstance(body, dict)
         model = body.get("model")
-        yield "body.model", "missing_required_parameter", "be the name of a model", isinstance(model, str)
+        is_name = isinstance(model, str) and 0 < len(model) <= MAX_MODEL_CHARS and model.isprintable()
+        yield "body.model", "missing_required_parameter", "be the name of a model", is_name
         is_same = self._model in (None, model)
         yield "body.model", "mismatched_model", f"be {self._model!r} as in the lines before", is_same
         yield "body.stream", "invalid_body", "be absent or false", not body.get("stream")

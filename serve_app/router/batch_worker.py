@@ -138,6 +138,7 @@ class BatchWorker:
 
     async def close(self) -> None:
         """Give up what is computed; another router computes it."""
+        self._ready.clear()  # so that no line begins where one ends
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -161,7 +162,8 @@ class BatchWorker:
             del self._results[key]
         self._open = {batch.id: batch for batch in work.batches}
         self._forget_ended()
-        self._ready.extend(line for line in work.lines if line.key not in self._of(line.batch))
+        mine = {*self._tasks, *(line.key for line in self._ready), *self._results}
+        self._ready.extend(line for line in work.lines if line.key not in mine)
         for batch in work.batches:
             rests = self._rests_until.get(batch.id, 0.0) > self._clock()
             if batch.is_yours and not rests and (batch.id, 0) not in self._tasks:
@@ -215,10 +217,12 @@ class BatchWorker:
 
     def _begin_lines(self) -> None:
         waiting: deque[Line] = deque()
+        full: set[str] = set()  # batches; looked at once, as many lines may wait
         while self._ready:
             line = self._ready.popleft()
-            model = self._model_of(self._open[line.batch])
-            if self._num_free(model) <= 0:
+            model = "" if line.batch in full else self._model_of(self._open[line.batch])
+            if line.batch in full or self._num_free(model) <= 0:
+                full.add(line.batch)
                 waiting.append(line)
                 continue
             self._at_work[model] += 1
@@ -294,7 +298,7 @@ class BatchWorker:
         num_kept, files = await asyncio.to_thread(self._files.finish, batch, pages())
         if not await self._ask("end", batch.id, num_kept, files):
             for file in files.values():
-                self._files.remove(file.id)
+                await asyncio.to_thread(self._files.remove, file.id)
 
     async def _page(self, batch_id: str, after: int) -> list[Kept]:
         found = await self._ask("kept", batch_id, after, PAGE)

@@ -26,6 +26,7 @@ MAX_PAIRS, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Of a batch's metadata."""
 LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86_400
 """After which files expire."""
+NOUNS = {"files": "file", "batches": "batch"}
 WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 MAX_HOURS = 168
 ASKED = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "tenant", "id")
@@ -261,7 +262,7 @@ def _one(connection: Connection, table: Table, arguments: Arguments, param: str 
     wanted = select(table).where(table.c.id == str(arguments["id"])[:64], table.c.tenant == arguments["tenant"])
     row = connection.execute(wanted).one_or_none()
     if row is None:
-        raise NotThere(f"{param}: there is no {table.name.rstrip('es')} {str(arguments['id'])[:64]!r}.")
+        raise NotThere(f"{param}: there is no {NOUNS[table.name]} {str(arguments['id'])[:64]!r}.")
     return row
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
@@ -140,7 +140,7 @@ class BatchWork:
             if not enter(connection, batch, outcome, now, outcome=outcome, **ids):
                 return False
             for file in files.values():
-                insert_file(connection, batch.tenant, file, now)
+                insert_file(connection, batch.tenant, replace(file, seconds=batch.told["output_seconds"]), now)
             failed = batch.total - batch.completed  # lines that were not computed, too
             connection.execute(update(tables.batches).where(BATCHES.id == batch_id).values(failed=failed))
             connection.execute(delete(tables.lines).where(LINES.batch == batch_id))

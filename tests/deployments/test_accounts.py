@@ -112,6 +112,29 @@ async def test_what_no_row_explains_is_charged_by_the_prices_that_a_router_tells
     assert lease.granted == {Meter.DAY: 700_000_000}
 
 
+async def test_a_router_that_gives_up_its_call_lets_no_second_writer_in(accounts: Accounts) -> None:
+    await with_tenants(accounts)
+    writing, is_free, writers = threading.Event(), threading.Event(), list[int]()
+
+    def wait(connection: object, cursor: object, statement: str, *rest: object) -> None:
+        if "INTO ledger" in statement:
+            writers.append(threading.get_ident())
+            writing.set()
+            is_free.wait(HELD_S)
+
+    event.listen(accounts._store.engine, "before_cursor_execute", wait)
+    rows = [Row(id=each, tenant="plain", key_id="k", request_id="r", model="tiny", at=0.0) for each in "ab"]
+    given_up = asyncio.create_task(accounts.record(rows[:1], ()))
+    await asyncio.to_thread(writing.wait, HELD_S)
+    given_up.cancel()
+    await asyncio.wait([given_up])
+    assert accounts._writing.locked()
+    following = asyncio.create_task(accounts.record(rows[1:], ()))
+    is_free.set()
+    await following
+    assert len(writers) == 2
+
+
 async def test_a_ledger_that_fails_is_asked_again(accounts: Accounts) -> None:
     await with_tenants(accounts)
     failures = [True]

@@ -223,6 +223,12 @@ def test_nobody_gives_who_would_have_fewer_places_for_its_weight(places: FairSha
     assert giver(places, [LONG, SHORT, SHORT], Share(flow="short", weight=3.0)) == 0
 
 
+def test_a_flow_gives_the_place_of_its_lower_class_to_its_higher_one_and_never_back(places: FairShares) -> None:
+    batch = Share(flow="long", priority="batch")
+    assert giver(places, [batch, batch, LONG], LONG) == 1
+    assert giver(places, [LONG, LONG], batch) is None
+
+
 def test_a_flow_gives_nothing_to_itself_and_after_a_few_pays_for_each(places: FairShares) -> None:
     assert giver(places, [LONG, LONG], LONG) is None
     for _ in range(AT_ONCE):

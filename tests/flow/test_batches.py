@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import io
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,12 +18,13 @@ import openai
 import pytest
 from sqlalchemy import select
 
-from serve_app.core.batches import LOST_S
+from serve_app.core.batches import LOST_S, BatchCard, BatchState, Kept, Line
 from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import UNATTRIBUTED, UsageQuestion
-from serve_app.router.batch_files import STRAY_S
+from serve_app.router.batch_files import MAX_LINE_BYTES, STRAY_S, BatchFiles
 from serve_app.router.batch_worker import SWEEP_S, UNKNOWN_S
 from serve_app.tenants import tables
+from tests.fakes import settle
 from tests.flow.batching import BatchHouse, Node, backend, requests
 from tests.tenants.conftest import postgresql, url  # noqa: F401
 
@@ -125,10 +128,13 @@ async def test_lines_wait_at_the_lowest_priority_and_never_fill_more_than_free_s
         (1, {"body": {"prompt": "a"}}, "missing_required_parameter", "body.model"),
         (3, {"body": {"model": "other", "prompt": "a"}}, "mismatched_model", "body.model"),
         (1, {"body": {"model": "tiny", "stream": True}}, "invalid_body", "body.stream"),
+        (1, {"body": {"model": "m" * 513}}, "missing_required_parameter", "body.model"),
+        (1, {"body": {"model": "\ud800"}}, "missing_required_parameter", "body.model"),
+        (1, {"deep": functools.reduce(lambda inside, _: [inside], range(200), 0)}, "invalid_json_line", None),
     ],
 )
 async def test_an_input_that_is_wrong_is_refused_with_its_lines(
-    node: Node, line: int, change: dict[str, object], code: str, param: str
+    node: Node, line: int, change: dict[str, object], code: str, param: str | None
 ) -> None:
     lines = requests(3)
     lines[line - 1] |= change
@@ -260,6 +266,57 @@ async def test_what_is_asked_wrongly_is_refused_by_name(node: Node, changes: dic
     asked = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h", **changes}
     with pytest.raises(openai.BadRequestError, match=said):
         await node.client().post("/batches", body=asked, cast_to=object)
+
+
+async def test_a_folder_that_cannot_be_used_is_named_and_all_else_is_answered(node: Node, house: BatchHouse) -> None:
+    house.folder.write_bytes(b"no folder")
+    with pytest.raises(openai.InternalServerError, match="`files`") as refused:
+        await sent(node, b"x")
+    assert refused.value.status_code == 503
+    assert (await node.client().completions.create(model="tiny", prompt="a", max_tokens=1)).choices
+    house.now += SWEEP_S
+    await node.tend()
+
+
+def test_neither_a_line_without_an_end_is_read_whole_nor_half_a_file_kept(tmp_path: Path) -> None:
+    files = BatchFiles(tmp_path)
+    file_id, _ = files.write(io.BytesIO(b" " * (MAX_LINE_BYTES + 1)))
+    card = BatchCard(
+        id="b", tenant="t", key_id="k", state=BatchState.VALIDATING, outcome=BatchState.COMPLETED, num_left=0,
+        endpoint="/v1/completions", model="", input_file=file_id,
+    )  # fmt: skip
+    assert [each.code for each in files.check(card).errors] == ["line_too_long"]
+
+    def pages() -> Iterator[list[Kept]]:
+        yield [Kept(line=Line(batch="b", number=1, offset=0, length=1), status=200, text="{}")]
+        raise Unavailable("nobody answers")
+
+    with pytest.raises(Unavailable):
+        files.finish(card, pages())
+    assert [each.name for each in tmp_path.iterdir()] == [file_id]
+
+
+async def test_files_of_a_batch_expire_as_it_was_asked(node: Node) -> None:
+    file_id, client = await sent(node, jsonl(requests(1))), node.client()
+    expires = {"anchor": "created_at", "seconds": 7200}
+    asked = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "1h"}
+    made = await client.post("/batches", body={**asked, "output_expires_after": expires}, cast_to=openai.types.Batch)
+    output = await client.files.retrieve(str((await node.until(made.id)).output_file_id))
+    assert output.expires_at == output.created_at + 7200
+    with pytest.raises(openai.NotFoundError, match="there is no file 'file-none'"):
+        await client.files.retrieve("file-none")
+
+
+async def test_a_worker_that_is_closed_begins_no_line(house: BatchHouse) -> None:
+    stepped = backend(slots=2, is_stepped=True)
+    node = Node(house, [stepped])
+    await created(node, jsonl(requests(9)))
+    while not (stepped.num_live == 2 and node.worker._ready):
+        await node.tend()
+    await node.worker.close()
+    await settle()
+    assert (node.worker.num_at_work, node.worker._tasks) == (0, {})
+    await node.kill()
 
 
 async def test_pages_of_a_list_hold_everything_once(node: Node) -> None:

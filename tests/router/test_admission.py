@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import random
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from serve_app.core.errors import Overloaded, Unavailable
+from serve_app.core.shares import Priority, Share
 from serve_app.router.admission import Admission, AdmissionSettings, Reason, Ticket
 from serve_app.router.appointments import OBEYED_S
 from serve_app.router.room import Room
@@ -246,3 +248,15 @@ def test_a_model_that_appears_while_requests_run_is_not_counted_out_by_them() ->
     admission.enter().grow({"m": 2})
     early.give_back()
     assert admission.sequences == {"m": (2, 4)}
+
+
+@pytest.mark.parametrize(("priority", "is_refused"), [("standard", False), ("interactive", False), ("batch", True)])
+def test_only_who_is_of_the_class_batch_waits_behind_its_long_lines(priority: Priority, is_refused: bool) -> None:
+    now = [0.0]
+    admission = Admission(lambda: {"m": Room(num_slots=2, num_places=66)}, clock=lambda: now[0])
+    for _ in range(2):
+        admission.enter(Share(flow="acme", priority="batch")).grow({"m": 1})
+    now[0] = 600.0
+    admission.enter(Share(flow="acme", priority="batch")).give_back()  # since when nothing has come to an end
+    with pytest.raises(Overloaded) if is_refused else contextlib.nullcontext():
+        admission.enter(Share(flow="acme", priority=priority)).grow({"m": 1})

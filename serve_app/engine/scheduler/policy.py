@@ -294,18 +294,18 @@ class FairShares:
     ) -> Callable[[Share, float], bool]:
         """Return what says whether the flow of a running sequence should have less, so that the claimant has more.
 
-        That is a flow of a lower class. Or it was served more, by more than `by` without the sequence's own debt, and
-        has at least as many places for its weight as the claimant would have.
+        That is one of a lower class, the claimant's own flow among them. Or its flow was served more, by more than `by`
+        without the sequence's own debt, and has at least as many places for its weight as the claimant would have.
         """
         num_places = Counter(share.flow for share in running)
         rank, wanted = RANKS[claimant.priority], (num_places[claimant.flow] + 1) / claimant.weight
         served = {flow: self.counter_of(flow) + owed.get(flow, 0.0) for flow in (claimant.flow, *num_places)}
 
         def should_have_less(share: Share, debt: float) -> bool:
-            if share.flow == claimant.flow:
-                return False
             if RANKS[share.priority] != rank:
                 return RANKS[share.priority] > rank
+            if share.flow == claimant.flow:
+                return False
             is_above = served[share.flow] - debt > served[claimant.flow] + by
             return is_above and num_places[share.flow] / share.weight >= wanted
 
