@@ -186,24 +186,31 @@ DEFAULTS: Mapping[str, float] = {"num_cpus": 1, "num_gpus": 0}
 """What Serve asks for a replica where nothing is written."""
 WORDS = {"num_cpus": "CPUs", "num_gpus": "GPUs"}
 TOLERANCE = 1e-6
+SHARES_A_GPU = (
+    "device is cuda, and what is written here replaces the builder's `num_gpus: 1`: all replicas of a machine would"
+    " share its first GPU. Add `num_gpus: 1`; 0.5 has two replicas share one GPU, 0 leaves it as it is"
+)
 
 
 def check_devices(application: dict[str, Any], args: ModelArgs, path: Path) -> Iterator[Finding]:
-    """A finding where `ray_actor_options` are written that leave a divided model without its GPUs."""
+    """A finding where `ray_actor_options` are written that leave a model without its GPUs."""
     deployments = application.get("deployments", [])
-    if args.tensor_parallel == 1 or args.device == "cpu" or not isinstance(deployments, list):
+    if args.device == "cpu" or not isinstance(deployments, list):
         return
     for index, deployment in enumerate(deployments):
         options = deployment.get("ray_actor_options") if isinstance(deployment, dict) else None
         if not isinstance(options, dict) or deployment.get("name") != MODEL_DEPLOYMENT:
             continue
-        asked = options.get("num_gpus", 0)
-        if asked != args.tensor_parallel and (asked or args.device == "cuda"):
+        here, asked = (*path, "deployments", index, "ray_actor_options"), options.get("num_gpus", 0)
+        if args.tensor_parallel == 1:
+            if args.device == "cuda" and "num_gpus" not in options:
+                yield Finding(path=here, message=SHARES_A_GPU, severity=Severity.WARNING)
+        elif asked != args.tensor_parallel and (asked or args.device == "cuda"):
             message = (
                 f"a replica asks for {asked} GPUs, and tensor_parallel divides its model among {args.tensor_parallel}:"
                 f" write `num_gpus: {args.tensor_parallel}`"
             )
-            yield Finding(path=(*path, "deployments", index, "ray_actor_options"), message=message)
+            yield Finding(path=here, message=message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

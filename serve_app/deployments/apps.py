@@ -62,5 +62,8 @@ def router(args: RouterArgs) -> serve.Application:
 
 
 def _devices(args: ModelArgs) -> dict[str, int]:
-    """One replica owns the GPUs of all of its shards, and starts these as processes of its own on its node."""
-    return {"num_gpus": args.tensor_parallel} if args.device == "cuda" and args.tensor_parallel > 1 else {}
+    """One replica owns the GPUs of all of its shards, and starts these as processes of its own on its node.
+
+    Ray hides no GPU from a replica that asks for none: all replicas of a host would take the first one.
+    """
+    return {"num_gpus": args.tensor_parallel} if args.device == "cuda" else {}

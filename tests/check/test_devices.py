@@ -45,7 +45,9 @@ def test_a_divided_model_without_its_gpus_is_found(options: dict[str, Any], chan
         ({"num_gpus": 2}, {"device": "cuda"}),
         ({"num_cpus": 2}, {"device": "cpu"}),
         ({"num_cpus": 2}, {"device": "auto"}),
-        ({"num_cpus": 2}, {"device": "cuda", "tensor_parallel": 1}),
+        ({"num_cpus": 2}, {"device": "auto", "tensor_parallel": 1}),
+        ({"num_gpus": 0.5}, {"device": "cuda", "tensor_parallel": 1}),
+        ({"num_gpus": 0}, {"device": "cuda", "tensor_parallel": 1}),
         (None, {"device": "cuda"}),
     ],
 )
@@ -55,12 +57,19 @@ def test_what_fits_or_is_left_to_the_builder_is_no_finding(
     assert findings(options, **changes) == []
 
 
-@pytest.mark.parametrize(("count", "device", "asked"), [(2, "cuda", 2), (2, "cpu", 0), (1, "cuda", 0)])
+@pytest.mark.parametrize(
+    ("count", "device", "asked"), [(2, "cuda", 2), (2, "cpu", 0), (1, "cuda", 1), (1, "cpu", 0), (1, "auto", 0)]
+)
 def test_the_builder_asks_for_as_many_gpus_as_there_are_shards(count: int, device: str, asked: int) -> None:
     application = model(ModelArgs(**{**ARGS, "tensor_parallel": count, "device": device}))
     (inner,) = application._bound_deployment.init_args  # the application's entrance has the model behind it
     options = inner._bound_deployment.ray_actor_options or {}
     assert options.get("num_gpus", 0) == asked
+
+
+def test_replicas_that_would_share_the_first_gpu_are_warned_of() -> None:
+    [message] = findings({"num_cpus": 2}, device="cuda", tensor_parallel=1)
+    assert "Add `num_gpus: 1`" in message
 
 
 def ask(name: str, num_replicas: int, **options: float) -> Ask:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from serve_app.core.request import LogprobParams, SamplingParams
 from serve_app.engine.config import EngineConfig
@@ -16,11 +18,14 @@ from serve_app.engine.decoder.step import Layout
 from serve_app.engine.engine import Engine
 from serve_app.engine.kv.storage import Reading
 from serve_app.engine.lora.plan import Mix, Resident, lay_rows, lay_tiles
+from serve_app.kernels.cpu.low_rank import low_rank_kernels
+from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO
 from tests.engine.harness import Outcome, complete, config, make_engine, request, sequences
 
 pytestmark = pytest.mark.slow
 
+needs_kernels = pytest.mark.skipif(low_rank_kernels(torch.float32) is None, reason="adapters are torch's here")
 CPU = torch.device("cpu")
 
 
@@ -72,6 +77,15 @@ def graphs_of(engine: Engine) -> DecodeGraphs:
     return engine._runner.graphs
 
 
+def strong_adapters(folder: Path) -> dict[str, Path]:
+    """Write adapters of two shelves' ranks."""
+    module = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True)
+    return {
+        name: save_adapter(folder / name, module, rank=rank, seed=seed, alpha=8 * rank, targets=("q_proj", "down_proj"))
+        for seed, (name, rank) in enumerate((("a", 4), ("b", 7), ("c", 20)))
+    }
+
+
 def asked(count: int, **more: object) -> list[tuple[object, list[int]]]:
     """Prompts and texts of all lengths, greedy ones and drawn ones, some with log-probabilities."""
     found = []
@@ -111,6 +125,20 @@ def test_recording_writes_no_keys_and_rows_of_nobody_write_none() -> None:
     for one, other in zip(pages, [*others._keys, *others._values], strict=True):  # type: ignore[attr-defined]
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
         assert not bool(one[-1].any()), "the page of zeros stays one"
+
+
+@needs_kernels
+def test_each_row_has_its_own_adapter(tmp_path: Path) -> None:
+    folders = strong_adapters(tmp_path)
+    recorded = Recorded()
+    plain, own = (make_engine(paged(), folders, eos_token_ids=frozenset()) for _ in range(2))
+    own._runner.record_steps(recorded, num_places=8)
+    prompts = [(request(f"{each}", max_tokens=6, adapter=each), [42] * 3) for each in (None, *folders)]
+    expected = tokens(complete(plain, prompts))
+    assert len({str(ids) for ids, _ in expected.values()}) == 4, "each adapter is strong enough to be told from others"
+    assert tokens(complete(own, prompts)) == expected
+    assert (4, (8, 32)) in graphs_of(own)._graphs
+    assert recorded.num_replayed[4] >= 4
 
 
 def test_a_preempted_sequence_goes_on_with_other_blocks() -> None:

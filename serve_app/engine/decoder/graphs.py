@@ -260,7 +260,7 @@ class DecodeGraphs:
             positions=rows.positions,
             places=rows.places,
             logit_rows=torch.arange(size, device=self._device),
-            mixes=(((0, 1.0),) if ranks else (),) * size,
+            mixes=((),) * size,  # so that the loop leaves the adapters' tiles to `running`
             attention=self._storage.plan_tiles(rows.tiles(tables), max_keys=self._tables.max_keys),
         )
         shelf_tiles = rows.shelf_tiles()

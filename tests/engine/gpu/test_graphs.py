@@ -16,6 +16,8 @@ pytest.importorskip("triton", reason="its kernels can be neither compiled nor in
 
 pytestmark = pytest.mark.slow
 
+TARGETS = ("q_proj", "down_proj")
+
 
 def test_rows_with_adapters_are_of_graphs_which_are_recorded_anew_where_a_shelf_moves(
     tmp_path: Path, random_models: Path, device: torch.device
@@ -23,7 +25,7 @@ def test_rows_with_adapters_are_of_graphs_which_are_recorded_anew_where_a_shelf_
     base = random_models / "llama"
     module = AutoModelForCausalLM.from_pretrained(base, local_files_only=True)
     folders = {
-        name: save_adapter(tmp_path / name, module, rank=rank, seed=number, targets=("q_proj", "down_proj"))
+        name: save_adapter(tmp_path / name, module, rank=rank, seed=number, alpha=8 * rank, targets=TARGETS)
         for number, (name, rank) in enumerate((("a", 4), ("b", 7), ("c", 20)))
     }
     settings = config(base, device=device.type, kv_storage="pages", kernels="triton", max_num_sequences=4)
@@ -35,9 +37,13 @@ def test_rows_with_adapters_are_of_graphs_which_are_recorded_anew_where_a_shelf_
     graphs = graphs_of(own)
     assert (2, (8,)) in graphs._graphs
     before = graphs.num_captured
-    second = [(request(f"{each}", max_tokens=3, adapter=each), [42] * 3) for each in ("a", "b", "c", None)]
+    second = [(request(f"{each}", max_tokens=5, adapter=each), [42] * 3) for each in ("a", "b", "c", None)]
     replayed = sum(recorded.num_replayed.values())
-    assert tokens(complete(own, second)) == tokens(complete(plain, second))
+    expected = tokens(complete(plain, second))
+    assert len({str(ids) for ids, _ in expected.values()}) == 4, (
+        "each adapter is strong enough to be told from the others"
+    )
+    assert tokens(complete(own, second)) == expected
     assert (4, (8, 32)) in graphs._graphs
     assert (2, (8,)) not in graphs._graphs, "its shelf is as large again"
     assert graphs.num_captured > before
