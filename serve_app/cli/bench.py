@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from random import Random
 from typing import Annotated
 
@@ -27,6 +28,8 @@ WORDS = (
 )
 ROUNDING = 1e-9
 """By which a product of floats may be too large."""
+TURNS = 8
+"""Of each of two models that are compared, at most; in each every client has something to ask."""
 MAX_ERRORS = 3
 """Kinds of errors that are told in words."""
 
@@ -64,6 +67,7 @@ def bench(
     context: typer.Context,
     target: Annotated[str, typer.Argument(metavar="[URL|running]", help="The service that is asked.")] = RUNNING,
     model: Model = None,
+    beside: Annotated[str | None, typer.Option("--beside", help="Another model, asked the same in turn.")] = None,
     clients: Annotated[int, typer.Option("--clients", "-c", min=1, max=1024, help="At once, each asking anew.")] = 4,
     requests: Annotated[int, typer.Option("--requests", "-n", min=1, help="In all.")] = 32,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Of each completion.")] = 64,
@@ -83,20 +87,48 @@ def bench(
         parameters=parameters_of(context, set_, kind="CompletionRequest"),
     )
     asked = service(url if target == RUNNING else target, key, dialect)
-    name = asked.default_model(model)
-    warming = ask(asked, {**next(load.bodies(name)), "max_tokens": 1})
-    if warming.error is not None:
-        raise CommandFailed(warming.error, warming.code)
-    with _progress(load.num_requests) as told:
-        started = time.perf_counter()
-        answers = drive(asked, load.bodies(name), num_clients=clients, told=told)
-        seconds = time.perf_counter() - started
-    found = report(answers, model=name, num_clients=clients, seconds=seconds)
+    names = [asked.default_model(model), *filter(None, [beside])]
+    if len({*names}) < len(names):
+        found = f"--beside has to name another model than the one it stands beside, and both are {names[0]!r}"
+        raise CommandFailed(f"{found}. `serve_app models` lists what is served", Exit.MISUSED)
+    for name in names:
+        warming = ask(asked, {**next(load.bodies(name)), "max_tokens": 1})
+        if warming.error is not None:
+            raise CommandFailed(warming.error, warming.code)
+    with _progress(load.num_requests * len(names)) as told:
+        measured = in_turns(asked, load, names, told=told)
+    reports = [
+        report(answers, model=name, num_clients=clients, seconds=seconds)
+        for name, (answers, seconds) in zip(names, measured, strict=True)
+    ]
     if as_json:
-        say_json(asdict(found))
+        say_json(asdict(reports[0]) if beside is None else {"models": [asdict(each) for each in reports]})
+    elif beside is None:
+        _show(*reports)
     else:
-        _show(found)
-    return Exit.SERVICE_FAILED if found.num_failed else Exit.DONE
+        _show_beside(*reports)
+    return Exit.SERVICE_FAILED if any(each.num_failed for each in reports) else Exit.DONE
+
+
+def in_turns(
+    service: Service, load: Load, models: Sequence[str], *, told: Callable[[Answer], object]
+) -> list[tuple[list[Answer], float]]:
+    """Return what each model answered to the whole load, and the seconds that it took.
+
+    Only one model has requests at a time. A turn of each follows a turn of each in the opposite order, so that a
+    machine that becomes slower does so for both.
+    """
+    bodies = [load.bodies(model) for model in models]
+    answers: list[list[Answer]] = [[] for _ in models]
+    seconds, order = [0.0 for _ in models], [*range(len(models))]
+    turn = load.num_requests if len(models) == 1 else max(load.num_clients, math.ceil(load.num_requests / TURNS))
+    for _ in range(0, load.num_requests, turn):
+        for at in order:
+            started = time.perf_counter()
+            answers[at] += drive(service, islice(bodies[at], turn), num_clients=load.num_clients, told=told)
+            seconds[at] += time.perf_counter() - started
+        order.reverse()
+    return list(zip(answers, seconds, strict=True))
 
 
 def report(answers: Sequence[Answer], *, model: str, num_clients: int, seconds: float) -> Report:
@@ -157,6 +189,15 @@ def _show(found: Report) -> None:
     terminal.print(table(("milliseconds", "p50", "p95", "longest"), rows, texts=1))
     for error, count in Counter(found.errors).most_common(MAX_ERRORS):
         remark(f"serve_app: {count} × {error}")
+
+
+def _show_beside(one: Report, other: Report) -> None:
+    _show(one)
+    console().print()
+    _show(other)
+    if one.output_tokens and other.output_tokens:
+        times = one.output_tokens_per_s / other.output_tokens_per_s
+        console().print(f"\n{one.model} gave {times:.2f} times the tokens per second of {other.model}")
 
 
 def _milliseconds(seconds: float | None) -> str:

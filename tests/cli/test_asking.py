@@ -75,6 +75,8 @@ def test_several_choices_are_one_below_the_other_and_their_numbers_no_part_of_th
         (["chat", "x", "--set", "messages=[]"], Exit.MISUSED, "the command says 'messages' itself"),
         (["bench", "--set", "prompt=y"], Exit.MISUSED, "the command says 'prompt' itself"),
         (["bench", "-m", "nobody"], Exit.REFUSED, "`serve_app models` lists what is served"),
+        (["bench", "-m", "demo", "--beside", "demo"], Exit.MISUSED, "--beside has to name another model"),
+        (["bench", "--beside", "nobody"], Exit.REFUSED, "`serve_app models` lists what is served"),
         (["bench", DEAD, "-m", "demo"], Exit.UNREACHABLE, "No service answers"),
         (["complete", "x", "--url", DEAD], Exit.UNREACHABLE, "Start one with `serve_app up`"),
         (["complete", "x", "--dialect", "latin"], Exit.REFUSED, "latin"),
@@ -159,6 +161,20 @@ def test_a_bench_reports_what_it_was_worth(run: CommandLine, served: Served) -> 
     assert told["first_token_s"]["p50"] <= told["request_s"]["max"]
     assert len({body["prompt"] for body in served.recorded.bodies[-6:]}) == 6
     assert "to the first token" in run("bench", served.url, "-n", "2", "--max-tokens", "2").out
+
+
+def test_a_bench_of_two_models_asks_both_the_same_and_says_how_they_compare(run: CommandLine, served: Served) -> None:
+    words = ["bench", "--beside", "demo:pirate", "-n", "4", "-c", "2", "--max-tokens", "3"]
+    told = run(*words, "--json").json["models"]
+    assert [(each["model"], each["num_answered"], each["output_tokens"]) for each in told] == [
+        ("demo", 4, 12), ("demo:pirate", 4, 12),
+    ]  # fmt: skip
+    prompts = {
+        model: sorted(body["prompt"] for body in served.recorded.bodies[-8:] if body["model"] == model)
+        for model in ("demo", "demo:pirate")
+    }
+    assert prompts["demo"] == prompts["demo:pirate"]
+    assert "times the tokens per second of demo:pirate" in run(*words).out
 
 
 def test_a_bench_whose_first_request_is_refused_ends_as_that_would(run: CommandLine) -> None:

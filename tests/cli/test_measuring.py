@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from serve_app.cli.bench import Answer, Load, quantile, report
+from serve_app.cli.bench import Answer, Load, in_turns, quantile, report
+from serve_app.cli.client import Service
 from serve_app.cli.complete import common_length
 from serve_app.cli.top import board, drawn, read_look
 
@@ -98,6 +102,31 @@ def test_a_load_is_the_same_every_time_and_no_two_prompts_of_it_begin_alike() ->
     assert bodies == list(load.bodies("demo"))
     assert len({str(body["prompt"])[:3] for body in bodies}) == 9
     assert (bodies[0]["top_k"], bodies[0]["ignore_eos"]) == (3, False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noting(Service):
+    """A service that notes which model it was asked for."""
+
+    asked: list[str] = field(default_factory=list)
+
+    def events(self, path: str, body: Mapping[str, object]) -> Generator[dict[str, Any]]:
+        self.asked.append(str(body["model"]))
+        yield {"choices": [{"text": "x"}], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}
+
+
+@pytest.mark.parametrize(
+    ("models", "turns"),
+    [("a", "a" * 20), ("ab", "aaabbbbbbaaaaaabbbbbbaaaaaabbbbbbaaaaabb")],
+)
+def test_of_two_models_one_is_asked_at_a_time_and_each_is_first_as_often(models: str, turns: str) -> None:
+    load, noting = Load(num_clients=3, num_requests=20, max_tokens=2, num_words=2), Noting(url="")
+    measured = in_turns(noting, load, [*models], told=lambda _: None)
+    assert "".join(noting.asked) == turns
+    assert [(len(answers), sum(each.output_tokens for each in answers)) for answers, _ in measured] == [(20, 40)] * len(
+        models
+    )
+    assert all(seconds > 0 for _, seconds in measured)
 
 
 @pytest.mark.parametrize(
