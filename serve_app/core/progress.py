@@ -118,7 +118,8 @@ class Progress:
         """Begin another attempt; return what it asks of its replica."""
         if not self.has_begun:
             return request
-        continued = tuple(each.go_on() for each in self._completions)
+        asked = [0 if each is None else each.num_counted for each in request.continued] or [0] * request.n
+        continued = tuple(each.go_on(counted) for each, counted in zip(self._completions, asked, strict=True))
         kept, past = (request.kept, self.past) if self.is_kept else (None, ())
         return replace(request, continued=continued, is_reported=self._report is not None, kept=kept, past=past)
 
@@ -220,9 +221,11 @@ class _Completion:
         told, at = self._told, self._at
         return behind(delta, (told[0] - at[0], told[1] - at[1], told[2] - at[2]))
 
-    def go_on(self) -> Continued | None:
-        """Begin at the last settled place; None where it has ended."""
+    def go_on(self, num_counted: int) -> Continued | None:
+        """Begin at the last settled place; None where it has ended. num_counted: as the attempt before was told"""
         if self.has_ended:
             return None
         self._at, mu = self._settled
-        return Continued(token_ids=tuple(self.token_ids[: self._at[0]]), mu=mu, num_counted=self._told[0])
+        return Continued(
+            token_ids=tuple(self.token_ids[: self._at[0]]), mu=mu, num_counted=max(num_counted, self._told[0])
+        )

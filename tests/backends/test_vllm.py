@@ -148,6 +148,21 @@ async def test_in_company_each_answer_is_the_same_and_nothing_is_left_behind(
     assert core.load.num_free_blocks == core.load.num_blocks
 
 
+async def test_a_request_that_vllm_does_not_take_ends_and_the_next_one_is_computed(
+    stack: Stack, right: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(_: object) -> None:
+        raise RuntimeError("not this one")
+
+    with monkeypatch.context() as changes:
+        changes.setattr(stack.services[0].engine.core.core, "preprocess_add_request", failing)
+        response = await asyncio.wait_for(stack.post({"model": "demo", "prompt": "Once", "max_tokens": 4}), 60)
+    assert "failed while it computed" in response.json()["error"]["message"], (
+        "and is not forgotten until others are done"
+    )
+    assert await answer(stack, BODIES["greedy"]) == right["greedy"]
+
+
 async def test_beside_full_slots_a_row_without_an_adapter_is_the_bases(stack: Stack, right: dict[str, Any]) -> None:
     for name in ("adapter", "another adapter"):
         assert await answer(stack, BODIES[name]) == right[name]

@@ -133,3 +133,13 @@ def test_of_a_stream_with_many_scores_no_more_than_tokens_is_remembered() -> Non
     assert again.continued[0] == Continued(
         token_ids=(*(5,) * (MAX_KEPT_SCORES // 8), 7), num_counted=MAX_KEPT_SCORES // 8 + 1
     )
+
+
+def test_what_was_counted_before_it_was_lost_is_not_counted_at_the_third_replica_either() -> None:
+    request = replace(asked(n=2), continued=(Continued(num_counted=10), Continued(num_counted=1)))
+    progress = Progress(request)
+    assert progress.go_on(request) == request, "nothing is told yet"
+    for sample in range(2):
+        progress.take(Delta(request_id="a", sample=sample, text="ab", token_ids=(1, 2)))
+    again = progress.go_on(request)
+    assert [each.num_counted for each in again.continued if each is not None] == [10, 2]

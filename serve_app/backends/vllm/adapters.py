@@ -57,7 +57,7 @@ class VllmAdapters:
     @property
     def residency(self) -> Residency:
         resident = self._core.list_loras() if self._max_loras else set()
-        versions = tuple(version for version, each in self._known.items() if each.lora_int_id in resident)
+        versions = tuple(version for version, each in list(self._known.items()) if each.lora_int_id in resident)
         return Residency(versions=versions, num_slots=self._max_loras)
 
     def know(self, record: AdapterRecord) -> AdapterCard:
@@ -102,6 +102,7 @@ class VllmAdapters:
         except Exception as error:
             if not was_known:
                 del self._known[record.version]
+                self._files.pop(record.version, None)
             found = f"{record.name}: {error}"
             raise AdapterUnusable.refusing("adapter", must="be one that vLLM loads", found=found) from error
         return card

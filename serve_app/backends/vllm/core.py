@@ -19,7 +19,7 @@ from vllm.v1.request import Request
 from serve_app.backends.vllm.draws import KEY, Draws, Row
 from serve_app.core.delta import Delta, FinishReason, Load
 from serve_app.core.errors import AdapterUnusable, EngineFailed
-from serve_app.engine.base import BaseEngine
+from serve_app.engine.base import LOST, BaseEngine
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import SampledSpan, Scored
 from serve_app.engine.scheduler.accounting import attribute, note_ended, with_times
@@ -187,6 +187,9 @@ class VllmCore(BaseEngine):
             except AdapterUnusable as error:
                 deltas += self._lose([sequence], error)
                 continue
+            except Exception:  # it waits no more and does not run yet, so a step that gives up would not find it
+                deltas += self._lose([sequence], EngineFailed(LOST))
+                raise
             owe(sequence)
             free -= 1
             if not free:
