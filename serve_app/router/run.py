@@ -263,7 +263,7 @@ class Run:
         if self._take(attempt.part, delta) and attempt.lost_at is not None:
             if attempt.number > 1:  # else its client has lost it, and not a replica
                 self.stats.note_pause(attempt.part, attempt.lost_at)
-            attempt.lost_at, attempt.num_losses, attempt.num_failures = None, 0, 0
+            attempt.lost_at, attempt.num_losses = None, 0
 
     def _take(self, part: int, delta: Delta) -> bool:
         """Pass on what is new in a delta of a prompt; return whether anything is."""
@@ -393,7 +393,8 @@ class Attempt:
 
     request:   with an id that no other attempt has, so that nothing which comes late is taken for news
     part:      which of the run's requests it is of
-    number:    from 1;  num_losses, num_failures: before, since something new came; planned moves are neither
+    number:    from 1;  num_losses: before, since something new came;  planned moves are no losses
+    num_failures: steps that failed with it, ever: it may be what fails them
     lost_at:   when the attempt before was lost, until something new comes, by the monotonic clock, seconds
     is_taken:  whether the replica has answered its submission
     """

@@ -69,7 +69,8 @@ def engine_of(service: ModelService) -> ReplicaEngine:
 
 def core_of(service: ModelService) -> Engine:
     """The engine itself, behind what its replica sees of it."""
-    return engine_of(service).core
+    core: Engine = service.engine.core  # type: ignore[attr-defined]  # vLLM's has what tests ask here, too
+    return core
 
 
 def request(

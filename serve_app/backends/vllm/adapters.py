@@ -66,9 +66,11 @@ class VllmAdapters:
         if reason is not None:
             found = f"{record.name}: {reason}"
             raise AdapterUnusable.refusing("adapter", must="be one that vLLM computes", found=found)
-        if record.version not in self._known:
-            self._num_made += 1
-            self._known[record.version] = LoRARequest(record.version, self._num_made, str(record.path))
+        known = self._known.get(record.version)
+        if known is None or known.lora_path != str(record.path):  # what lies where it lay may be another version by now
+            self._num_made += known is None
+            number = self._num_made if known is None else known.lora_int_id
+            self._known[record.version] = LoRARequest(record.version, number, str(record.path))
             if record.weights is not None:
                 self._files[record.version] = WeightsFile(record.weights, record.weights_digest)
         return record.card()
@@ -94,15 +96,16 @@ class VllmAdapters:
         return self._in_turn(lambda: self._forget(versions))
 
     def _load(self, record: AdapterRecord) -> AdapterCard:
-        was_known = record.version in self._known
+        former = self._known.get(record.version), self._files.get(record.version)
         card = self.know(record)
         try:
             self._check_file(record.version, record.name)
             self._core.add_lora(self._known[record.version])
         except Exception as error:
-            if not was_known:
-                del self._known[record.version]
-                self._files.pop(record.version, None)
+            for kept, before in zip((self._known, self._files), former, strict=True):
+                kept.pop(record.version, None)
+                if before is not None:
+                    kept[record.version] = before
             found = f"{record.name}: {error}"
             raise AdapterUnusable.refusing("adapter", must="be one that vLLM loads", found=found) from error
         return card

@@ -1,0 +1,77 @@
+"""Adapters come, change and go under requests where vLLM computes them; every text is that of our own engine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("vllm")
+
+from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from tests.flow import test_published_adapters as flow
+from tests.flow.stack import Stack, running_stack
+from tests.flow.test_published_adapters import NAME, PROMPT, published, text_of, version_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+folders, texts = flow.folders, flow.texts
+OPTIONS = {"enforce_eager": True, "max_lora_rank": 32}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack() -> AsyncIterator[Stack]:
+    """One replica that began without adapters: two of vLLM in one process disturb each other."""
+    async with running_stack(num_replicas=1, adapters=None, engine="vllm", max_adapters=2, vllm=OPTIONS) as made:
+        yield made
+
+
+async def test_texts_are_of_one_version_while_an_adapter_is_published_replaced_rolled_back_and_withdrawn(
+    stack: Stack, folders: Path, texts: dict[str | None, str]
+) -> None:
+    await flow.test_texts_are_of_one_version_while_versions_change_under_them(stack, folders, texts)
+
+
+async def publish(stack: Stack, revision: int, *adapters: PublishedAdapter) -> None:
+    [service] = stack.services
+    for adapter in adapters:
+        await service.stage_adapter(adapter.name, adapter.path, adapter.version)
+    await service.apply_adapters(AdapterSet(revision=revision, adapters=adapters))
+    await stack.greet()
+
+
+async def test_an_adapter_may_be_overwritten_and_one_that_was_changed_unasked_ends_its_requests_alone(
+    folders: Path, texts: dict[str | None, str], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(folders / "v1", tmp_path / "tale")
+    async with running_stack(num_replicas=1, adapters=None, engine="vllm", max_adapters=1, vllm=OPTIONS) as stack:
+        await publish(stack, 1, replace(published(folders, "v1"), path=str(folder)))
+        assert await text_of(stack, NAME) == texts["v1"]
+        shutil.copytree(folders / "v2", folder, dirs_exist_ok=True)
+        assert await text_of(stack, NAME) == texts["v1"], "nobody published what lies there now"
+        adapter = replace(published(folders, "v2"), path=str(folder))
+        await publish(stack, 2, adapter)
+        assert await text_of(stack, NAME) == texts["v2"]
+
+        other = PublishedAdapter(
+            base="demo", name="other", version=version_of(folders / "v1"), path=str(folders / "v1")
+        )
+        await publish(stack, 3, adapter, other)  # the slot is this one's now
+        shutil.copytree(folders / "v1", folder, dirs_exist_ok=True)
+        base, failed, more = await asyncio.gather(
+            text_of(stack, "demo"),
+            stack.post({"model": NAME, "prompt": PROMPT, "max_tokens": 24}),
+            text_of(stack, "demo:other"),
+        )
+        assert (base, more) == (texts[None], texts["v1"])
+        error = failed.json()["error"]
+        assert (failed.status_code, error["param"]) == (400, "model")
+        assert "has changed on disk since the adapter was registered" in error["message"]
+        shutil.copytree(folders / "v2", folder, dirs_exist_ok=True)
+        assert await text_of(stack, NAME) == texts["v2"], "the files are those of the version again"
+        await stack.settled()
