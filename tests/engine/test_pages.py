@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.engine.decoder.layout import BackgroundDowncast
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import KeyValueShape, LayerShape
+from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape
 from serve_app.engine.kv.store import make_store
 from tests.engine.harness import config
 
@@ -46,3 +49,33 @@ def test_pages_take_the_budget_and_no_more_than_the_page_of_zeros_beside_it(
     assert store.reserve(holding, store.num_blocks * settings.block_size)  # the ledger gives out all of it
     assert max(holding.blocks) < store.storage.padding
     assert not store.can_reserve(1)
+
+
+class Fills(TorchDispatchMode):
+    """Counts what is launched to clear pages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += "index_fill" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+SIZES = [("eight billion", 1), ("keys of another size", 2), ("layers that differ", 2)]
+
+
+@pytest.mark.parametrize(("name", "most"), SIZES)
+def test_pages_are_cleared_in_one_launch_for_each_size_of_heads_and_not_for_each_layer(name: str, most: int) -> None:
+    storage = PageStorage(SHAPES[name], num_blocks=4, block_size=2, dtype=torch.float32, device=torch.device("cpu"))
+    pages = [*storage._keys, *storage._values]
+    sizes = [(each.heads, each.key_dim) for each in SHAPES[name].layers]
+    assert [tuple(each.shape[2:]) for each in storage._keys] == sizes
+    for each in pages:
+        each.fill_(1.0)
+    with Fills() as fills:
+        storage.claim(Holding(0), [1, 3])
+    assert fills.count == most
+    for each in pages:
+        assert [bool(page.any()) for page in each] == [True, False, True, False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -20,40 +21,28 @@ from serve_app.kernels.forms import Tiles
 
 logger = logging.getLogger(__name__)
 
-FIRST_TOKENS = 4096
-"""Which a table has room for at first; every time that is too little it is twice as wide."""
-
 
 class BlockTables:
     """Rows by place. A holding's blocks are only ever appended to, and another holding has a list of its own.
 
-    tensor: [places, width] int32; another one when it has grown
+    It has room for the longest context from the start, as graphs read it where it is: 4 bytes for each block.
+
+    tensor: [places, blocks] int32
     """
 
     def __init__(
         self, *, num_places: int, max_blocks: int, block_size: int, padding: int, device: torch.device
     ) -> None:
-        self._max_blocks = max_blocks
-        self._block_size = block_size
-        self._padding = padding
         self._known: dict[int, tuple[Sequence[int], int]] = {}
-        width = min(max_blocks, max(1, FIRST_TOKENS // block_size))
-        self.tensor = self._of_width(num_places, width, device)
+        self.max_keys = max_blocks * block_size
+        self.tensor = torch.full((num_places, max_blocks), padding, dtype=torch.int32, device=device)
 
     @property
     def width(self) -> int:
         return self.tensor.shape[1]
 
-    @property
-    def max_keys(self) -> int:
-        """Positions that a row has room for."""
-        return self.width * self._block_size
-
     def catch_up(self, readings: Sequence[Reading]) -> None:
         """Bring the rows of these up to date."""
-        needed = max(len(each.blocks) for each in readings)
-        if needed > self.width:
-            self._grow(needed)
         at: list[int] = []
         numbers: list[int] = []
         for each in readings:
@@ -68,15 +57,6 @@ class BlockTables:
         if at:
             places, blocks_there = sent(torch.tensor([at, numbers]), self.tensor.device)
             self.tensor.view(-1).index_copy_(0, places, blocks_there.to(torch.int32))
-
-    def _grow(self, needed: int) -> None:
-        width = min(self._max_blocks, 1 << (needed - 1).bit_length())
-        assert width >= needed, f"{needed} blocks of one row, {self._max_blocks} at most"
-        self.tensor = self._of_width(self.tensor.shape[0], width, self.tensor.device)
-        self._known.clear()
-
-    def _of_width(self, num_places: int, width: int, device: torch.device) -> Tensor:
-        return torch.full((num_places, width), self._padding, dtype=torch.int32, device=device)
 
 
 NOWHERE = -1
@@ -150,14 +130,13 @@ class DecodeGraph:
 
     rows: DecodeRows
     replay: Replay
-    tables: Tensor
     standing: Standing
 
 
 class DecodeGraphs:
     """Computes steps in which every row is one token of a sequence, and its logits are wanted.
 
-    compute: the logits of a step, float32; nothing that it launches may depend on numbers of the step
+    compute: the logits of a step; nothing that it launches may depend on numbers of the step
     num_captured: graphs that were recorded, ever since
     """
 
@@ -186,14 +165,19 @@ class DecodeGraphs:
             device=device,
         )
         self._graphs: dict[tuple[int, tuple[int, ...]], DecodeGraph] = {}
-        self._is_given_up = False
+        self._failed: dict[tuple[int, tuple[int, ...]], Standing] = {}
+        self._logits: Tensor | None = None  # [rows, vocab] float32, of all graphs, as one at a time is replayed
         self.num_captured = 0
 
     def prepare(self) -> None:
-        """Record the graphs of all sizes without adapters, the largest first, as the others fit into its memory."""
+        """Record the graphs of all sizes, without adapters and with those that are known.
+
+        The largest come first, as the others fit into their memory.
+        """
+        self._bank.reserve()
         for size in reversed(self._sizes):
-            if not self._is_given_up:
-                self._graph(size, ())
+            for ranks in {(), self._bank.kernel_ranks}:
+                self._graph(size, ranks)
 
     def logits(self, layout: Layout, token_ids: Tensor | None = None) -> Tensor | None:
         """The step's logits [rows, vocab] float32, which the next step overwrites; None where it is to be computed
@@ -202,12 +186,12 @@ class DecodeGraphs:
         token_ids: [rows] int64, on the device, in the place of the layout's
         """
         shelves = self._shelves(layout)
-        if shelves is None or self._is_given_up:
+        if shelves is None:
             return None
         self._tables.catch_up(layout.readings)
         num_rows = len(layout.token_ids)
         size = next(size for size in self._sizes if size >= num_rows)
-        graph = self._graph(size, tuple(sorted(each.rank for each in shelves)))
+        graph = self._graph(size, self._bank.kernel_ranks if shelves else ())
         if graph is None:
             return None
         graph.rows.fill(layout, shelves)
@@ -230,9 +214,11 @@ class DecodeGraphs:
 
     def _graph(self, size: int, ranks: tuple[int, ...]) -> DecodeGraph | None:
         """Return the graph of so many rows and ranks. It is captured anew if tensors that it reads have moved."""
-        known = self._graphs.get((size, ranks))
-        if known is not None and known.tables is self._tables.tensor and known.standing.is_so:
+        known, failed = self._graphs.get((size, ranks)), self._failed.get((size, ranks))
+        if known is not None and known.standing.is_so:
             return known
+        if failed is not None and failed.is_so:
+            return None
         self._forget_moved()
         with self._bank.standing(ranks) as standing:
             if standing is None:
@@ -240,9 +226,9 @@ class DecodeGraphs:
             try:
                 found = self._captured(size, ranks, standing)
             except Exception as error:  # drivers and compilers of kernels fail in ways of their own
-                logger.warning("steps are launched kernel by kernel, as they could not be recorded: %s", error)
-                self._is_given_up = True
-                self._graphs.clear()
+                rows = f"{size} rows{' with adapters' if ranks else ''}"
+                logger.warning("steps of %s are launched kernel by kernel, as recording failed: %s", rows, error)
+                self._failed[size, ranks] = standing
                 return None
         self._graphs[size, ranks] = found
         return found
@@ -250,7 +236,7 @@ class DecodeGraphs:
     def _forget_moved(self) -> None:
         """Let the memory of graphs go that nobody may replay."""
         for name, each in list(self._graphs.items()):
-            if each.tables is not self._tables.tensor or not each.standing.is_so:
+            if not each.standing.is_so:
                 del self._graphs[name]
 
     def _captured(self, size: int, ranks: Sequence[int], standing: Standing) -> DecodeGraph:
@@ -264,17 +250,18 @@ class DecodeGraphs:
             attention=self._storage.plan_tiles(rows.tiles(tables), max_keys=self._tables.max_keys),
         )
         shelf_tiles = rows.shelf_tiles()
+        if self._logits is None:
+            self._logits = torch.empty(self._sizes[-1], self._compute(step).shape[1], device=self._device)
+        logits = self._logits[:size]
 
         def compute() -> Tensor:
-            if not shelf_tiles:
-                return self._compute(step)
-            with self._bank.running(size, shelf_tiles):
-                return self._compute(step)
+            with self._bank.running(size, shelf_tiles) if shelf_tiles else nullcontext():
+                return logits.copy_(self._compute(step))
 
         replay = self._capture(compute)
         check_same(replay(), compute)
         self.num_captured += 1
-        return DecodeGraph(rows, replay, tables, standing)
+        return DecodeGraph(rows, replay, standing)
 
 
 def check_same(replayed: Tensor, compute: Callable[[], Tensor]) -> None:

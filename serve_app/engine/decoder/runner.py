@@ -83,7 +83,7 @@ class Runner:
 
     def _compute_in_loop(self, step: Step) -> Tensor:
         assert self._loop is not None, "graphs are of the loop"
-        return self._loop(step).float()
+        return self._loop(step)
 
     @property
     def has_loop(self) -> bool:

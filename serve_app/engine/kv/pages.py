@@ -59,13 +59,14 @@ class PageStorage:
         self.block_size = block_size
         self.padding = num_blocks
         self._device = device
-        pages = (num_blocks + 1, block_size)
-        self._keys = [
-            torch.zeros(*pages, each.heads, each.key_dim, dtype=dtype, device=device) for each in shape.layers
-        ]
-        self._values = [
-            torch.zeros(*pages, each.heads, each.value_dim, dtype=dtype, device=device) for each in shape.layers
-        ]
+        sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
+        self._stacks = {
+            size: torch.zeros(sizes.count(size), num_blocks + 1, block_size, *size, dtype=dtype, device=device)
+            for size in dict.fromkeys(sizes)
+        }
+        rest = {size: iter(stack) for size, stack in self._stacks.items()}
+        parts = [next(rest[size]) for size in sizes]
+        self._keys, self._values = parts[::2], parts[1::2]
 
     def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
         """Nothing: they are read where they are."""
@@ -78,8 +79,8 @@ class PageStorage:
 
     def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
         ids = sent(torch.tensor(blocks), self._device)
-        for tensor in (*self._keys, *self._values):
-            tensor.index_fill_(0, ids, 0)
+        for stack in self._stacks.values():  # one launch each, mostly one of all
+            stack.index_fill_(1, ids, 0)
 
     def keep(self, holding: Holding, indices: Sequence[int]) -> None:
         """Nothing: pages stay as they are until they are claimed."""
@@ -140,7 +141,7 @@ class PageStorage:
         num_keys = max(reading.num_keys for reading in run)
         return Group(
             rows=self._table([reading.blocks for reading in run], num_keys),
-            tokens=torch.tensor([reading.first_token for reading in run], device=self._device),
+            tokens=sent(torch.tensor([reading.first_token for reading in run]), self._device),
             filled=None,
             length=1,
             num_keys=num_keys,
@@ -151,7 +152,7 @@ class PageStorage:
         """Block tables of equal width, [rows, blocks] int64."""
         width = -(-num_keys // self.block_size)
         padded = [[*table[:width], *[self.padding] * (width - len(table))] for table in tables]
-        return torch.tensor(padded, device=self._device)
+        return sent(torch.tensor(padded), self._device)
 
 
 @dataclass(frozen=True, slots=True)

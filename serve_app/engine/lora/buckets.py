@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +102,7 @@ class Shelf:
         self.stacks: dict[str, Stack] = {}
         self.num_changes = 0
         self._weights, self._most = weights, most
-        self._capacity = 0
+        self._capacity = self._least = 0
         self._taken: set[int] = set()
 
     @property
@@ -116,8 +116,7 @@ class Shelf:
         """
         place = next(place for place in range(self._capacity + 1) if place not in self._taken)
         if place == self._capacity:
-            frames = [self._weights[name] for name in {*self.stacks, *weights}]
-            per_place = self.rank * sum(entries_per_rank(frame) * frame.itemsize for frame in frames)
+            per_place = self._bytes_per_place({*self.stacks, *weights})
             doubled = max(1, min(2 * self._capacity, self._most))
             self._resize(doubled if room is None or doubled * per_place <= room else place + 1)
         for name in weights.keys() - self.stacks.keys():
@@ -128,13 +127,27 @@ class Shelf:
         self._taken.add(place)
         return place
 
+    def reserve(self, names: Iterable[str], room: int | None) -> None:
+        """Take places for these weights and keep them, as many as may ever be taken or fit into so many bytes."""
+        names = {*self.stacks, *names}
+        fitting = self._most if room is None else room // max(1, self._bytes_per_place(names))
+        self._least = max(1, min(self._most, fitting))
+        self._resize(max(self._capacity, self._least))
+        self.stacks |= {
+            name: new_stack(self._capacity, self.rank, self._weights[name]) for name in names - self.stacks.keys()
+        }
+
+    def _bytes_per_place(self, names: Iterable[str]) -> int:
+        frames = [self._weights[name] for name in names]
+        return self.rank * sum(entries_per_rank(frame) * frame.itemsize for frame in frames)
+
     def free(self, place: int) -> None:
         """Give a place back; its memory stays until `trim`."""
         self._taken.remove(place)
 
     def trim(self) -> None:
         """Give back what is far more than needed."""
-        needed = max(self._taken, default=-1) + 1
+        needed = max(max(self._taken, default=-1) + 1, self._least)
         if not needed and self._capacity:
             self.num_changes += 1
             self.stacks = {}

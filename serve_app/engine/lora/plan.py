@@ -118,7 +118,7 @@ def _pass(used: Mapping[int, tuple[int, float]], residents: Mapping[int, Residen
     return Pass(
         segments=tuple(segments),
         picked=_rows(picked, device),
-        kept=None if kept == list(range(len(picked))) else torch.tensor(kept, device=device),
+        kept=None if kept == list(range(len(picked))) else sent(torch.tensor(kept), device),
         rows=_rows(list(used), device),
         factors=_factors([factor for _, factor in used.values()], device),
         gains=_gains(used, residents, device),
@@ -128,7 +128,7 @@ def _pass(used: Mapping[int, tuple[int, float]], residents: Mapping[int, Residen
 def _factors(factors: list[float], device: torch.device) -> Tensor | None:
     if all(factor == 1 for factor in factors):
         return None
-    return torch.tensor(factors, dtype=torch.float32, device=device)[:, None]
+    return sent(torch.tensor(factors, dtype=torch.float32), device)[:, None]
 
 
 def _gains(
@@ -137,7 +137,7 @@ def _gains(
     found = [(at, row, slot) for at, (row, (slot, _)) in enumerate(used.items()) if residents[slot].has_gain]
     if not found:
         return None
-    at, rows, slots = torch.tensor(found, device=device).T
+    at, rows, slots = sent(torch.tensor(found), device).T
     return Gains(at=at, rows=rows, slots=slots)
 
 
@@ -165,7 +165,7 @@ def _rows(rows: list[int], device: torch.device) -> Rows:
     """Neighbouring rows as a slice, which is not copied."""
     if rows == list(range(rows[0], rows[0] + len(rows))):
         return slice(rows[0], rows[0] + len(rows))
-    return torch.tensor(rows, device=device)
+    return sent(torch.tensor(rows), device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -240,6 +240,23 @@ class AdapterBank:
         kernels = self._step.kernels
         return None if kernels is None else lay_rows(mixes, self._residents, tile_rows=kernels.tile_rows)
 
+    @property
+    def kernel_ranks(self) -> tuple[int, ...]:
+        """The ranks of all shelves; () where kernels do not compute them."""
+        return () if self._step.kernels is None else tuple(sorted(self._shelves))
+
+    @torch.inference_mode(False)  # as the places are written later, outside of it
+    def reserve(self) -> None:
+        """Have the shelves of known adapters take, within `max_bytes`, all places that they may ever need.
+
+        So their stacks stay where they are. Shelves of ranks that come later grow.
+        """
+        with self._staging:
+            for rank in self.kernel_ranks:
+                room = None if self.max_bytes is None else self.max_bytes // len(self._shelves)
+                known = [each for each in self._adapters.values() if shelf_rank(each.rank) == rank]
+                self._shelves[rank].reserve({c.target.name for each in known for c in each.changes.values()}, room)
+
     @contextmanager
     def running(self, num_tokens: int, tiles: tuple[ShelfTiles, ...]) -> Iterator[None]:
         """Within it all modules have these tiles computed by kernels."""

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 TARGETS = ("q_proj", "down_proj")
 
 
-def test_rows_with_adapters_are_of_graphs_which_are_recorded_anew_where_a_shelf_moves(
+def test_rows_with_adapters_are_of_graphs_which_are_recorded_before_requests(
     tmp_path: Path, random_models: Path, device: torch.device
 ) -> None:
     base = random_models / "llama"
@@ -35,7 +35,7 @@ def test_rows_with_adapters_are_of_graphs_which_are_recorded_anew_where_a_shelf_
     first = [(request(f"{each}", max_tokens=3, adapter=each), [41] * 3) for each in ("a", None)]
     assert tokens(complete(own, first)) == tokens(complete(plain, first))
     graphs = graphs_of(own)
-    assert (2, (8,)) in graphs._graphs
+    assert (2, (8, 32)) in graphs._graphs
     before = graphs.num_captured
     second = [(request(f"{each}", max_tokens=5, adapter=each), [42] * 3) for each in ("a", "b", "c", None)]
     replayed = sum(recorded.num_replayed.values())
@@ -45,8 +45,7 @@ def test_rows_with_adapters_are_of_graphs_which_are_recorded_anew_where_a_shelf_
     )
     assert tokens(complete(own, second)) == expected
     assert (4, (8, 32)) in graphs._graphs
-    assert (2, (8,)) not in graphs._graphs, "its shelf is as large again"
-    assert graphs.num_captured > before
+    assert graphs.num_captured == before
     assert sum(recorded.num_replayed.values()) > replayed
     mixed = [(request("mixed", max_tokens=3, mix={"a": 0.5, "b": 0.7}), [43] * 3)]
     replayed = sum(recorded.num_replayed.values())
