@@ -167,6 +167,7 @@ class Router:
             response_id,
             fleet=self.fleet,
             settings=settings if limit_s is None else replace(settings, timeout_s=min(settings.timeout_s, limit_s)),
+            resolve=self.view.resolve,
         )
         if ticket is not None:
             sizes: Counter[str] = Counter()

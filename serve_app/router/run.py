@@ -63,6 +63,7 @@ class Run:
 
     A prompt whose replica is lost goes on at another one, where it stopped.
 
+    resolve: says what a name means now to whom the run is for
     is_refused: by a replica;  is_resumed: another run had begun with it
     is_kept: replicas keep all of it, so that its client can fetch it anew
     """
@@ -74,8 +75,10 @@ class Run:
         *,
         fleet: Fleet,
         settings: RunSettings | None = None,
+        resolve: Callable[[str], object] | None = None,
     ) -> None:
         self.response_id = self._name = response_id
+        self._resolve = resolve or fleet.resolve
         self.requests = tuple(requests)
         self.stats = RunStats()
         self._fleet = fleet
@@ -212,11 +215,22 @@ class Run:
         """Wait for another replica where anything was told already; else the client is told to come again."""
         has_begun = any(each.has_begun for each in self._progress)  # what has not waits with what has
         if not has_begun or not all(self._may_wait(each.since) for each in homeless):
-            self.fail(error)
+            self.fail(self._withdrawn(homeless) or error)
             return
         if not self._homeless:
             asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._settle)
         self._homeless += homeless
+
+    def _withdrawn(self, homeless: Sequence[Homeless]) -> ServeError | None:
+        """Return the error of a name that was withdrawn on the prompts' way: no replica will have it."""
+        for each in homeless:
+            try:
+                self._resolve(self.requests[each.part].model.name)
+            except ModelLoading:
+                continue
+            except ServeError as error:
+                return error
+        return None
 
     def _may_wait(self, since: float | None) -> bool:
         """Whether a prompt that was lost then still has time to wait for a replica."""

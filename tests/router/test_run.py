@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from serve_app.api.completion import CompletionRequest
 from serve_app.core.delta import Delta, FinishReason, Usage
 from serve_app.core.errors import (
+    AdapterNotFound,
     AdapterUnusable,
     DeadlineExceeded,
     EngineFailed,
@@ -263,6 +265,15 @@ async def test_a_lost_request_without_another_replica_is_told_to_come_again(flee
     with pytest.raises(ModelLoading) as caught:
         await exhaust(Router(fleet).open(make_request()), meanwhile=lambda: backend.die(ConnectionResetError("gone")))
     assert caught.value.retry_after_s
+
+
+async def test_an_adapter_that_is_withdrawn_on_a_requests_way_is_not_found(fleet):
+    backend = make_backend("r0")
+    add(fleet, backend)
+    run = Router(fleet).open(make_request(model="tiny:sql"))
+    fleet.update("r0", replace(backend.card.model, adapters=(adapter_card("other", "v1"),)))
+    with pytest.raises(AdapterNotFound):
+        await exhaust(run)
 
 
 async def test_prompts_of_a_replica_that_is_lost_before_it_accepts_go_to_another(fleet):
