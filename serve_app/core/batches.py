@@ -10,6 +10,8 @@ from serve_app.core.ledger import Row
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")
 """Routes whose requests a batch may hold."""
+LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86_400
+"""Until a file expires, if its owner says when."""
 DEFAULT_FOLDER = "files"
 MAX_LINES = 50_000
 LOST_S = 10.0

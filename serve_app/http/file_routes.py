@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Message, Receive
 
 from serve_app.api.error_text import shown
-from serve_app.core.batches import NewFile
+from serve_app.core.batches import LEAST_SECONDS, MOST_SECONDS, NewFile
 from serve_app.core.errors import InvalidRequest, NotFound, Overloaded, RequestTimeout, UnsupportedMediaType
 from serve_app.http.admin_routes import HEADERS, Endpoint, query_of
 from serve_app.http.exchange import BODY_TIMEOUT_S, ClientGone, too_large
@@ -29,7 +29,6 @@ FORM_BYTES = 64 << 10
 """Of a body besides its file."""
 MAX_UPLOADS = 8
 """Of one tenant, that a router takes in at once."""
-LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Engine, Row, Table, delete, func, insert, select, update
 
-from serve_app.core.batches import ENDPOINTS, OPEN_STATES, BatchState, NewFile
+from serve_app.core.batches import ENDPOINTS, LEAST_SECONDS, MOST_SECONDS, OPEN_STATES, BatchState, NewFile
 from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
 from serve_app.tenants.errors import NotThere, TenancyError
@@ -24,7 +24,6 @@ MAX_OPEN_BATCHES = 100
 """Of one tenant."""
 MAX_PAIRS, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Of a batch's metadata."""
-LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86_400
 """After which files expire."""
 NOUNS = {"files": "file", "batches": "batch"}
 WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
