@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 
+from serve_app.core.backend import has_images
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Usage
 from serve_app.core.errors import DeadlineExceeded
@@ -177,7 +178,7 @@ def worst_case(
     for request in requests:
         card = card_of(request.model)
         context = card.max_model_len
-        prompt = context if _has_images(request) else min(context, _num_bytes(request, card) + NUM_SPECIAL)
+        prompt = context if has_images(request) else min(context, _num_bytes(request, card) + NUM_SPECIAL)
         longest = context if request.stop.max_tokens is None else min(context, request.stop.max_tokens)
         completion = request.n * longest
         tokens += prompt + completion
@@ -185,10 +186,6 @@ def worst_case(
         price = prices.of(request.model.base, request.model.adapter)
         cost += price.cost(prompt_tokens=prompt, cached_tokens=0, completion_tokens=completion)
     return Amount(requests=1, tokens=tokens, cost=cost), parts
-
-
-def _has_images(request: GenerationRequest) -> bool:
-    return bool(request.prompt.images or (request.conversation is not None and request.conversation.images))
 
 
 def _num_bytes(request: GenerationRequest, card: ModelCard) -> int:

@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +28,7 @@ from serve_app.core.tenants import (
 )
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
 from serve_app.router.patience import patience
+from serve_app.router.tasks import begin
 from serve_app.tenants.leased_limits import LeasedLimits
 from serve_app.tenants.lending import MINUTE_S
 
@@ -122,7 +122,7 @@ class Quotas:
 
     def _renewing(self) -> asyncio.Task[None]:
         if self._renewal is None:
-            self._renewal = asyncio.get_running_loop().create_task(self._renew(), context=Context())
+            self._renewal = begin(self._renew())
         return self._renewal
 
     def _permit(self, account: Account, need: Amounts, parts: Sequence[tuple[int, int]]) -> Permit:
@@ -132,7 +132,7 @@ class Quotas:
         """What a request has left over is wanted elsewhere, if anybody shares these limits."""
         account.note_end()
         if self._soon is None and account.leased.is_shared and account.leased.has_too_much(account.bounds):
-            self._soon = asyncio.get_running_loop().create_task(self._renew_soon(), context=Context())
+            self._soon = begin(self._renew_soon())
 
     async def _renew_soon(self) -> None:
         await asyncio.sleep(SOON_S)
