@@ -228,7 +228,7 @@ def test_a_tenant_takes_its_keys_with_it(store: TenantStore, ask: Ask) -> None:
 
 
 def test_a_store_of_another_schema_is_refused(store: TenantStore, url: str) -> None:
-    with store._engine.begin() as connection:
+    with store.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE facts SET value = 99 WHERE name = 'schema'")
     with pytest.raises(TenancyError, match="has schema 99; this version reads 1"):
         TenantStore(url)
