@@ -18,7 +18,8 @@ from serve_app.core.tenants import Identity
 from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, left, rate_headers, read_body
 from serve_app.http.metrics import Served
 from serve_app.http.streams import in_time
-from serve_app.router.idempotency import Claim, ClaimBook, Message, Recording, Replays, Standing, fingerprint_of
+from serve_app.router.accounts import AccountsClient
+from serve_app.router.idempotency import Claim, Message, Recording, Replays, Standing, fingerprint_of
 from serve_app.router.quotas import Rates
 from serve_app.router.tasks import begin
 
@@ -50,7 +51,7 @@ class Idempotent:
         *,
         max_body_bytes: int,
         max_stall_s: float = 60.0,
-        book: ClaimBook | None = None,
+        book: AccountsClient | None = None,
         rates: Callable[[], Rates] = dict,
     ) -> None:
         self._app = app
@@ -169,7 +170,7 @@ class Idempotent:
         return [*kept, *rate_headers(self._rates()), (REPLAYED.encode(), b"true")]
 
 
-async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:
+async def _deliver(book: AccountsClient, claim: Claim, answer: tuple[Message, ...] | None) -> None:
     """Tell the other routers, and try again while they cannot be reached."""
     try:
         for _ in range(MAX_DELIVERIES):

@@ -10,10 +10,11 @@ from serve_app.core.backend import has_images
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Usage
 from serve_app.core.errors import DeadlineExceeded
-from serve_app.core.ledger import CLIENT_LEFT, Ledger, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import CLIENT_LEFT, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import Amount, Identity, Tenant
+from serve_app.router.accounts import AccountsClient
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import FREE, Permit, Quotas, Rates
 from serve_app.router.run import Run
@@ -33,7 +34,12 @@ class Accounting:
     """
 
     def __init__(
-        self, quotas: Quotas, ledger_writer: LedgerWriter, ledger: Ledger, *, wall: Callable[[], float] = time.time
+        self,
+        quotas: Quotas,
+        ledger_writer: LedgerWriter,
+        ledger: AccountsClient,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._prices = Prices()
         self.quotas = quotas

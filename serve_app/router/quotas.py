@@ -20,12 +20,12 @@ from serve_app.core.tenants import (
     SETTLED,
     Amount,
     Amounts,
-    Lender,
     Meter,
     Statement,
     Tenant,
     bounds_of,
 )
+from serve_app.router.accounts import AccountsClient
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
 from serve_app.router.patience import patience
 from serve_app.router.tasks import begin
@@ -55,7 +55,7 @@ class Quotas:
     clock: seconds, monotonic
     """
 
-    def __init__(self, router_id: str, lender: Lender, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, router_id: str, lender: AccountsClient, *, clock: Clock = time.monotonic) -> None:
         self._router_id = router_id
         self._lender = lender
         self._clock = clock
