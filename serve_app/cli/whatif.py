@@ -49,16 +49,15 @@ def run(
     """Simulate a trace with these replicas and placements, on a virtual clock; nothing is started or computed."""
     from serve_app.whatif.cluster import read_cluster  # imported here: they bring torch and Ray, which takes time
     from serve_app.whatif.costs import StepCosts
-    from serve_app.whatif.errors import Unusable
     from serve_app.whatif.simulation import enough_replicas, policies_of, recorded, simulate
-    from serve_app.whatif.trace import read_trace
+    from serve_app.whatif.trace import Unusable, read_trace
 
     try:
-        deployed = read_cluster(cluster, StepCosts.read(steps), model=model)
-        counts = _counts(replicas) or [deployed.num_replicas]
-        asked = _of_model(read_trace(trace), deployed.service.config.name, speed=speed)
-        found, served = [recorded(asked)] if back_test else [], deployed.service
-        for each in policies_of(policy or "") or [deployed.policy]:
+        served = read_cluster(cluster, StepCosts.read(steps), model=model)
+        counts = _counts(replicas) or [served.num_replicas]
+        asked = _of_model(read_trace(trace), served.config.name, speed=speed)
+        found = [recorded(asked)] if back_test else []
+        for each in policies_of(policy or "") or [served.policy]:
             if find_replicas is None:
                 found += [simulate(asked, served, num_replicas=count, policy=each) for count in counts]
             else:
@@ -83,11 +82,11 @@ def fit(
 ) -> int:
     """Measure what steps of a running model cost, with one replica and nobody else asking."""
     from serve_app.whatif.cluster import read_cluster  # imported here: they bring torch and Ray, which takes time
-    from serve_app.whatif.errors import Unusable
     from serve_app.whatif.fitting import FIRST_GUESS, fit_costs
+    from serve_app.whatif.trace import Unusable
 
     try:
-        config = read_cluster(cluster, FIRST_GUESS, model=model).service.config
+        config = read_cluster(cluster, FIRST_GUESS, model=model).config
         most, slots = config.max_num_sequences, config.max_adapters
         measured, told = measure(service(url, key), config.name, rounds=rounds, most=most, max_adapters=slots)
         costs = fit_costs(measured, config, told)
@@ -112,7 +111,7 @@ def _counts(text: str | None) -> list[int]:
 
 def _of_model(trace: Iterable[Asked], name: str, *, speed: float) -> list[Asked]:
     """Return the requests to that model. Raises Unusable where there are none."""
-    from serve_app.whatif.errors import Unusable
+    from serve_app.whatif.trace import Unusable
 
     every = list(trace)
     found = [replace(each, at_s=each.at_s / speed) for each in every if each.base in ("", name)]

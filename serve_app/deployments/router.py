@@ -227,7 +227,7 @@ class RouterReplica:
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does
-            trace=self._tracing.turned(settings.traces),
+            trace=self._tracing.turned(settings.tracing),
         )
         return build_app(
             router,
