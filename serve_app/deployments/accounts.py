@@ -17,7 +17,7 @@ from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Statement
 from serve_app.deployments.logs import log_as_configured
 from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
-from serve_app.router.tasks import begin
+from serve_app.router.patience import begin
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
 from serve_app.tenants.keys import VARIABLE, Directory

@@ -41,6 +41,7 @@ from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
+from serve_app.router.patience import begin
 from serve_app.router.published_sources import FileSource
 from serve_app.router.publishing import Publishing
 from serve_app.router.quotas import Quotas
@@ -48,7 +49,6 @@ from serve_app.router.rollouts import Rollouts
 from serve_app.router.router import Router, RouterConfig
 from serve_app.router.run import RunSettings
 from serve_app.router.shadow import Shadows
-from serve_app.router.tasks import begin
 from serve_app.router.waking import Waker
 from serve_app.router.watching import Watching
 from serve_app.tenants.published import DEFAULT_FILE, PublishedFile

@@ -20,8 +20,8 @@ from serve_app.http.metrics import Served
 from serve_app.http.streams import in_time
 from serve_app.router.accounts import AccountsClient
 from serve_app.router.idempotency import Claim, Message, Recording, Replays, Standing, fingerprint_of
+from serve_app.router.patience import begin
 from serve_app.router.quotas import Rates
-from serve_app.router.tasks import begin
 
 NAME = b"idempotency-key"
 REPLAYED = "idempotency-replayed"

@@ -17,7 +17,7 @@ from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Identity, Lease, Statement, Tenant
 from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
-from serve_app.router.tasks import begin
+from serve_app.router.patience import begin
 from serve_app.tenants.keys import KEY, KeyCache
 from serve_app.tenants.published import Change
 

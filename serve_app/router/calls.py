@@ -13,7 +13,7 @@ from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.log_context import about
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
-from serve_app.router.tasks import begin
+from serve_app.router.patience import begin
 
 logger = logging.getLogger(__name__)
 

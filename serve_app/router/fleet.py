@@ -18,10 +18,10 @@ from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound, ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
+from serve_app.router.admission import Room
 from serve_app.router.ledger_writer import Counts
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement
-from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 

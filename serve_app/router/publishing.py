@@ -28,8 +28,8 @@ from serve_app.core.tenants import Rights
 from serve_app.router.discovery import HELLO_TIMEOUT_S
 from serve_app.router.fleet import Fleet
 from serve_app.router.link import ReplicaLink
+from serve_app.router.patience import begin
 from serve_app.router.published_sources import MemorySource, Source
-from serve_app.router.tasks import begin
 from serve_app.tenants.published import Action, Change, changed
 
 logger = logging.getLogger(__name__)

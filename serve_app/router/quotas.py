@@ -27,8 +27,7 @@ from serve_app.core.tenants import (
 )
 from serve_app.router.accounts import AccountsClient
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
-from serve_app.router.patience import patience
-from serve_app.router.tasks import begin
+from serve_app.router.patience import begin, patience
 from serve_app.tenants.leased_limits import LeasedLimits
 from serve_app.tenants.lending import MINUTE_S
 

@@ -21,11 +21,11 @@ from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest, LogprobParams, StopParams
 from serve_app.core.shares import Share
 from serve_app.router.fleet import Fleet
+from serve_app.router.patience import begin
 from serve_app.router.publishing import Publishing
 from serve_app.router.rollout import MIN_SCORED, Comparison, Decision, RolloutSettings, Tally, Verdict, judge, lacking
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.stats import RunStats
-from serve_app.router.tasks import begin
 
 logger = logging.getLogger(__name__)
 

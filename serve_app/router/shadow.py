@@ -17,8 +17,8 @@ from serve_app.core.shares import Share
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import new_response_id
+from serve_app.router.patience import begin
 from serve_app.router.run import Run, RunSettings
-from serve_app.router.tasks import begin
 
 logger = logging.getLogger(__name__)
 

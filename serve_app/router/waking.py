@@ -14,7 +14,7 @@ from typing import TypeVar
 from serve_app.core.errors import ModelLoading
 from serve_app.router.admission import Ticket
 from serve_app.router.fleet import ASLEEP, LOADING_RETRY_S, Fleet
-from serve_app.router.tasks import begin
+from serve_app.router.patience import begin
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,9 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Delta, PromptReport
 from serve_app.core.errors import Overloaded
 from serve_app.engine.config import EngineConfig
-from serve_app.router.admission import Admission, AdmissionSettings
+from serve_app.router.admission import Admission, AdmissionSettings, Room
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement, PlacementPolicy
-from serve_app.router.room import Room
 from serve_app.whatif.costs import StepCosts, Work
 from serve_app.whatif.replica import SimulatedReplica
 from serve_app.whatif.trace import Asked, Unusable
