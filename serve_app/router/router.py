@@ -13,7 +13,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
-from serve_app.catalog.aliases import Order, Weights, heaviest_first
+from serve_app.catalog.aliases import Order, Weights, heaviest_first, in_order, share_of
 from serve_app.catalog.resolve import Catalog, Draw
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, ModelLoading, NotSupported, ServeError
@@ -32,7 +32,6 @@ from serve_app.router.resuming import Found
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.shadow import Shadows
-from serve_app.router.variants import in_order, share_of
 from serve_app.router.waking import Answer, Waker
 
 MAX_ASKED = 64

@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where digests are kept, at once."""
-    monkeypatch.setattr(digests, "SETTLED_S", 0.0)
+    monkeypatch.setattr(files, "SETTLED_S", 0.0)
     return tmp_path / "cache" / "digests"
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_has_changed_is_read_again(change: Callable[[Path], None], p
 def test_a_file_that_changed_just_now_is_not_remembered(
     path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "SETTLED_S", 3600.0)
+    monkeypatch.setattr(files, "SETTLED_S", 3600.0)
     Digests(place).of(path)
     assert not place.exists()
 
