@@ -13,7 +13,7 @@ import typer
 from serve_app.catalog.sources import is_address
 from serve_app.cli.client import ServiceFailed, query
 from serve_app.cli.offering import SWITCH, URL, AsJson, Key, Url, service
-from serve_app.cli.screen import CommandFailed, Exit, console, is_watched, say, say_json, table
+from serve_app.cli.screen import CommandFailed, Exit, answer, console, is_watched, say, say_json, table
 
 if TYPE_CHECKING:
     from serve_app.check.folders import FolderReport
@@ -162,37 +162,36 @@ def publish_adapter(
     except ServiceFailed as failure:
         if failure.status != FORBIDDEN:
             raise
-    return _said(asked.text(OF_TENANTS.format("load"), body, word="Success"), as_json=as_json)
+    said = asked.text(OF_TENANTS.format("load"), body, word="Success")
+    return answer({"said": said}, said, as_json=as_json)
 
 
 def roll_back_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
     """End a name's canary; without one, let the name mean the version that it meant before."""
-    answer = service(url, key).json(f"{ROUTE}/rollback", {"lora_name": name}, member="version")
-    return _told_of_version(answer, as_json=as_json)
+    found = service(url, key).json(f"{ROUTE}/rollback", {"lora_name": name}, member="version")
+    return _told_of_version(found, as_json=as_json)
 
 
 def withdraw_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
     """Serve an adapter no longer, even if its folder stays."""
     asked = service(url, key)
     try:
-        answer = asked.json(query(ROUTE, lora_name=name), method="DELETE", member="withdrawn")
+        found = asked.json(query(ROUTE, lora_name=name), method="DELETE", member="withdrawn")
     except ServiceFailed as failure:
         if failure.status != FORBIDDEN:
             raise
-        return _said(asked.text(OF_TENANTS.format("unload"), {"lora_name": name}, word="Success"), as_json=as_json)
-    if as_json:
-        say_json(answer)
-    else:
-        say(f"{answer['withdrawn']} is withdrawn; requests that run end as they began.")
-    return Exit.DONE
+        said = asked.text(OF_TENANTS.format("unload"), {"lora_name": name}, word="Success")
+        return answer({"said": said}, said, as_json=as_json)
+    words = f"{found['withdrawn']} is withdrawn; requests that run end as they began."
+    return answer(found, words, as_json=as_json)
 
 
 def list_versions(url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
     """List adapters with their versions, who published them, and how many replicas serve them."""
-    answer = service(url, key).json(ROUTE, member="revision")
-    rows = [_row(each) for each in answer["data"]]
+    found = service(url, key).json(ROUTE, member="revision")
+    rows = [_row(each) for each in found["data"]]
     if as_json:
-        say_json(answer)
+        say_json(found)
     elif not is_watched():
         say("\n".join("\t".join(row) for row in rows))
     elif rows:
@@ -204,25 +203,14 @@ def list_versions(url: Url = URL, key: Key = None, as_json: AsJson = False) -> i
 
 
 def _told_of_version(entry: dict[str, Any], *, as_json: bool) -> int:
-    if as_json:
-        say_json(entry)
-        return Exit.DONE
     replicas = f"{entry['replicas']} of {entry['ready_replicas']} replicas"
-    say(f"{entry['id']} is version {_short(entry['version'])} on {replicas}.")
+    words = f"{entry['id']} is version {_short(entry['version'])} on {replicas}."
     if entry["canary"] is not None:
-        say(f"Canary {_canary(entry['canary'])}: `serve_app adapters rollback {entry['id']}` ends it.")
+        words += f"\nCanary {_canary(entry['canary'])}: `serve_app adapters rollback {entry['id']}` ends it."
     elif entry["previous"] is not None:
         before = _short(entry["previous"]["version"])
-        say(f"Before it was {before}: `serve_app adapters rollback {entry['id']}` brings that back.")
-    return Exit.DONE
-
-
-def _said(text: str, *, as_json: bool) -> int:
-    if as_json:
-        say_json({"said": text})
-    else:
-        say(text)
-    return Exit.DONE
+        words += f"\nBefore it was {before}: `serve_app adapters rollback {entry['id']}` brings that back."
+    return answer(entry, words, as_json=as_json)
 
 
 def _row(entry: dict[str, Any]) -> list[str]:

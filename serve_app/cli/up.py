@@ -34,7 +34,7 @@ from serve_app.cli.processes import (
     send_to_parent,
     start_guard,
 )
-from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit, say, say_json
+from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit, answer
 from serve_app.cli.startup import Events, JsonTelling, LineTelling, Startup, replicas_wanted
 from serve_app.core.machine import command, variables
 
@@ -340,12 +340,9 @@ def end_cluster(file: str, *, port: int | None = None, as_json: bool = False) ->
     address = address_of(file, port)
     if not found and address.is_taken():
         raise CommandFailed(f"{file} has no run{'' if port is None else f' on port {port}'}: {taken(address, file)}")
-    if as_json:
-        say_json({"file": file, "url": str(address), "num_processes": len(found)})
-    elif found:
-        say(f"Ending {len(found)} processes of `serve_app up {file}`")
-    else:
-        say(f"Nothing of `serve_app up {file}` is left")
+    ours = f"of `serve_app up {file}`"
+    words = f"Ending {len(found)} processes {ours}" if found else f"Nothing {ours} is left"
+    answer({"file": file, "url": str(address), "num_processes": len(found)}, words, as_json=as_json)
     serving = [each for each in found if SERVING_MODULE in each.command]
     for each in serving:
         _interrupt_serving(each)

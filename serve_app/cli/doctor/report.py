@@ -9,7 +9,7 @@ from pathlib import Path
 from serve_app.check.document import Severity
 from serve_app.cli.doctor.facts import RESTART, Facts, Listener, Verdict, error, exit_code_of, note, verdict, warning
 from serve_app.cli.doctor.gathering import gather
-from serve_app.cli.screen import say, say_json
+from serve_app.cli.screen import answer
 
 NOT_SEEN = "nothing answers there: only the store was looked at"
 
@@ -19,10 +19,7 @@ def run(file: str, *, url: str | None = None, as_json: bool = False) -> int:
     facts = gather(file, url=url)
     verdicts = examine(facts)
     code = exit_code_of(verdicts, was_seen=facts.was_seen)
-    if as_json:
-        say_json(object_of(facts, verdicts, code))
-    else:
-        say("\n".join(lines_of(facts, verdicts)))
+    answer(object_of(facts, verdicts, code), "\n".join(lines_of(facts, verdicts)), as_json=as_json)
     return code
 
 
