@@ -212,7 +212,7 @@ def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
 
 def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
     """Tell until it is ready, then wait for what makes it useless; None where it ended by itself."""
-    startup = Startup(replicas_wanted(read_cluster_file(file)), time.monotonic())
+    startup, began = Startup(replicas_wanted(read_cluster_file(file))), time.monotonic()
     told.begin(list(startup.applications.values()), None if cluster.log is None else str(cluster.log))
     core: dict[str, Process] = {}
     heard: float | None = None  # since it was ready
@@ -222,12 +222,12 @@ def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
         if cluster.has_core and core.keys() != CORE_PROGRAMS:
             core = {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
         for event in cluster.events.new():
-            told.update(startup.update(event, time.monotonic()))
+            told.update(startup.update(event), time.monotonic() - began)
         if heard is None and (failed := startup.failed):
             messages = tuple(message for each in failed for message in each.messages)
             return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
         if heard is None and is_healthy(cluster.address):
-            told.ready(str(cluster.address), startup.seconds(time.monotonic()), welcome(cluster.address, file))
+            told.ready(str(cluster.address), time.monotonic() - began, welcome(cluster.address, file))
             heard = time.monotonic()
         if heard is not None and cluster.address.is_taken():
             heard = time.monotonic()
