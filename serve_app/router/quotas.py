@@ -325,34 +325,24 @@ class Account:
         have reserved what is missing, it gives an appointment instead: they may spend less.
         """
         bound, now = self.bounds[meter], self._clock()
-        wait_s = self.leased.wait_s(meter, now)
+        wait_s, kind = self.leased.wait_s(meter, now), QuotaExceeded
         if meter in SETTLED and self.leased.is_only_reserved(meter, need[meter]):
             at = self._appointments[meter].make(pace_per_s=self._pace_per_s(1.0))
-            return QuotaExceeded(
-                f"What is left of the tenant's {meter} is reserved by requests that still run; retry in {at} s.",
-                None,
-                {"limit": meter.value, "retry_after_s": at},
-            )
-        if meter.is_budget:
-            when = math.ceil(self.leased.reset_s(meter, now))
+            told = f"What is left of the tenant's {meter} is reserved by requests that still run; retry in {at} s."
+        elif meter.is_budget:
+            kind, at = OutOfBudget, math.ceil(self.leased.reset_s(meter, now))
             left, most = self.leased.remaining(meter) / NANO, need[meter] / NANO
             what = f"has {left:g} left, and the request may come to {most:g}" if left else "is spent"
-            return OutOfBudget(
-                f"The tenant's {meter} {what}; it begins anew in {when} s.",
-                None,
-                {"limit": meter.value, "retry_after_s": when},
+            told = f"The tenant's {meter} {what}; it begins anew in {at} s."
+        else:
+            pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
+            pace_per_s = self._pace_per_s(pace_per_s) if meter.is_gauge else pace_per_s
+            appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
+            at, left = max(appointment, math.ceil(min(wait_s, OBEYED_S))), self.leased.remaining(meter)
+            told = (
+                f"The tenant's {meter}, {bound}, has {left} left, and the request needs {need[meter]}; retry in {at} s."
             )
-        pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
-        if meter.is_gauge:
-            pace_per_s = self._pace_per_s(pace_per_s)
-        appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
-        at = max(appointment, math.ceil(min(wait_s, OBEYED_S)))
-        return QuotaExceeded(
-            f"The tenant's {meter}, {bound}, has {self.leased.remaining(meter)} left, and the request needs"
-            f" {need[meter]}; retry in {at} s.",
-            None,
-            {"limit": meter.value, "retry_after_s": at},
-        )
+        return kind(told, None, {"limit": meter.value, "retry_after_s": at})
 
     def _pace_per_s(self, guess: float) -> float:
         """At which requests of it end, as far as was seen of late."""
