@@ -18,6 +18,7 @@ from serve_app.core.delta import (
     Frame,
     Load,
     PromptReport,
+    Recording,
     TokenLogprob,
     TopLogprob,
 )
@@ -25,7 +26,6 @@ from serve_app.core.errors import Resumed, ServeError
 from serve_app.core.ledger import News, Spent
 from serve_app.core.progress import Past
 from serve_app.core.prompt import Image, Tokenization, TokenizeRequest
-from serve_app.core.recording import Recording
 from serve_app.core.request import EmbeddingForm, GenerationRequest
 from serve_app.replica.keeping import Keeping
 

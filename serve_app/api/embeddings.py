@@ -17,10 +17,9 @@ from serve_app.api.limits import WireLimits
 from serve_app.api.logprobs import numbers_text
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, declared, read_fields
 from serve_app.api.sse import Fragment
-from serve_app.core.delta import Usage
+from serve_app.core.delta import Recording, Usage
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Prompt
-from serve_app.core.recording import Recording
 
 ONE = "a non-empty string or a list of token ids"
 

@@ -11,8 +11,7 @@ from operator import attrgetter
 
 from serve_app.api.sse import Fragment
 from serve_app.core.bounded import Count
-from serve_app.core.delta import TokenLogprob, TopLogprob
-from serve_app.core.recording import Recording
+from serve_app.core.delta import Recording, TokenLogprob, TopLogprob
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 

@@ -12,9 +12,8 @@ from urllib.parse import quote
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, experts_text, finite
 from serve_app.api.sse import dump
-from serve_app.core.delta import FinishReason, TokenLogprob, Usage
+from serve_app.core.delta import FinishReason, Recording, TokenLogprob, Usage
 from serve_app.core.names import ModelRef
-from serve_app.core.recording import Recording
 from serve_app.core.tools import ToolCall, ToolCallDelta, joined_calls, one_per_call
 
 OBJECT = "text_completion"

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from serve_app.catalog.digests import digest_of
 from serve_app.catalog.files import (
     MAX_HEADER_BYTES,
     CatalogError,
     TensorInfo,
     confined_file,
+    digest_of,
     read_header,
     read_json_object,
 )

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from serve_app.catalog.adapters import read_published, read_version
 from serve_app.catalog.cache import DIGESTS, AdapterCache, place_in
-from serve_app.catalog.digests import Digests
-from serve_app.catalog.files import CatalogError
+from serve_app.catalog.files import CatalogError, Digests
 from serve_app.catalog.sources import is_address
 from serve_app.core.cards import AdapterRecord
 from serve_app.core.errors import InvalidRequest, ServeError, Unavailable

@@ -36,11 +36,13 @@ def no_canary(address: str) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """A name as a client wrote it, and the parameter that it stands in."""
+class Wanted:
+    """A model as a client names it: by `model`, and an adapter beside it. The params are what it calls the two."""
 
-    name: str
-    param: str
+    model: str
+    param: str = "model"
+    adapter: str | None = None
+    adapter_param: str = "lora_path"
 
 
 class Catalog:
@@ -92,19 +94,9 @@ class Catalog:
         """Aliases that are not hidden by what is served."""
         return self._aliases
 
-    def resolve(
-        self,
-        name: str,
-        *,
-        lora_path: str | None = None,
-        param: str = "model",
-        lora_param: str = "lora_path",
-        order: Order = heaviest_first,
-        draw: Draw = no_canary,
-    ) -> ModelRef:
-        """Find what `model` means; `lora_path` names the adapter, or its folder, only where `model` does not.
+    def resolve(self, wanted: Wanted | str, *, order: Order = heaviest_first, draw: Draw = no_canary) -> ModelRef:
+        """Find what `model` means; `adapter` names the adapter, or its folder, only where `model` does not.
 
-        param, lora_param: what the client calls them
         order: in which targets of an alias are tried; the first that can be used answers
         draw: of an adapter that has a canary and is named without a version; a mix has none
 
@@ -116,38 +108,31 @@ class Catalog:
         model's adapters are, and InvalidRequest where a name is ambiguous or a mix is none.
         """
         first: ServeError | None = None
-        asking = self.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order, draw=draw)
-        for _, found in asking:
+        asked = Wanted(model=wanted) if isinstance(wanted, str) else wanted
+        for _, found in self.tried(asked, order, draw):
             if isinstance(found, ModelRef):
                 return found
             first = first or found
         assert first is not None, "a name stands for one address at least"
         raise first
 
-    def tried(
-        self, name: str, *, lora_path: str | None, param: str, lora_param: str, order: Order, draw: Draw
-    ) -> Iterator[tuple[str, ModelRef | ServeError]]:
-        """Yield each address that a name stands for, in this order, with what it means or why it cannot be used.
-
-        The parameters are those of `resolve`.
-        """
-        asked = _Asked(name=name.strip(), param=param)
-        for address in self._follow(asked.name, order):
+    def tried(self, asked: Wanted, order: Order, draw: Draw) -> Iterator[tuple[str, ModelRef | ServeError]]:
+        """Yield each address that a name stands for, in this order, with what it means or why it cannot be used."""
+        for address in self._follow(asked.model.strip(), order):
             try:
-                found = self._resolve_target(address, asked, lora_path=lora_path, lora_param=lora_param, draw=draw)
+                found = self._resolve_target(address, asked, draw)
             except ServeError as error:
                 yield address, error
             else:
                 yield address, found
 
-    def _resolve_target(
-        self, address: str, asked: _Asked, *, lora_path: str | None, lora_param: str, draw: Draw
-    ) -> ModelRef:
+    def _resolve_target(self, address: str, asked: Wanted, draw: Draw) -> ModelRef:
         found = self._resolve_name(address, asked)
-        path = (lora_path or "").strip()
+        path = (asked.adapter or "").strip()
         if found.adapter is None and path:
             model = self._models[found.base]
-            found = _with_adapters(model, _name_at(path, model, param=lora_param), param=lora_param)
+            param = asked.adapter_param
+            found = _with_adapters(model, _name_at(path, model, param=param), param=param)
         if found.adapter is None and not self._rights.allow(found.base):
             raise self._not_found(asked)
         is_pinned = PIN in address or PIN in path
@@ -165,7 +150,7 @@ class Catalog:
             return found
         return mixed(found.base, [canary.part(1.0)])
 
-    def _resolve_name(self, name: str, asked: _Asked) -> ModelRef:
+    def _resolve_name(self, name: str, asked: Wanted) -> ModelRef:
         if name in self._models:
             return ModelRef(base=name)
         left, sign, deployment = name.partition("#")
@@ -177,7 +162,7 @@ class Catalog:
             )
         return self._resolve_address(left.rstrip(), asked)
 
-    def _resolve_address(self, name: str, asked: _Asked) -> ModelRef:
+    def _resolve_address(self, name: str, asked: Wanted) -> ModelRef:
         if name in self._models:
             return ModelRef(base=name)
         for base in sorted(self._models, key=len, reverse=True):
@@ -188,7 +173,7 @@ class Catalog:
                 return _with_adapters(self._models[base], name[len(base) + 1 :], param=asked.param)
         return self._resolve_bare(name, asked)
 
-    def _resolve_bare(self, name: str, asked: _Asked) -> ModelRef:
+    def _resolve_bare(self, name: str, asked: Wanted) -> ModelRef:
         adapters = [adapter for adapter, _ in read_mix(name) or ((name, 1.0),)]
         holders = [model for model in self._models.values() if all(_at_hand(model, each) for each in adapters)]
         usable = [model for model in holders if all(_is_usable(_at_hand(model, each)) for each in adapters)]
@@ -200,9 +185,9 @@ class Catalog:
             return _with_adapters((usable or holders)[0], name, param=asked.param)
         raise self._not_found(asked)
 
-    def _not_found(self, asked: _Asked) -> ModelNotFound:
+    def _not_found(self, asked: Wanted) -> ModelNotFound:
         must = f"be one that is served ({_listed(self.bases)}), or an adapter of it"
-        return ModelNotFound.refusing(asked.param, must=must, found=_quoted(asked.name))
+        return ModelNotFound.refusing(asked.param, must=must, found=_quoted(asked.model.strip()))
 
     def _leads_somewhere(self, alias: str) -> bool:
         try:

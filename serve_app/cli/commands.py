@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serve_app.cli.offering import CLUSTER_FILE, SWITCH, AsJson, ClusterFile, Fast
-from serve_app.cli.screen import Exit, say, say_json
+from serve_app.cli.screen import Exit, answer, say, say_json
 
 if TYPE_CHECKING:
     from serve_app.check.cluster_file import Report
@@ -111,11 +111,8 @@ def env(fast: Fast = False, as_json: AsJson = False) -> int:
 
     _say_of_fast(fast)
     has_haproxy = is_behind_haproxy({}, os.environ)
-    if as_json:
-        say_json([asdict(each) for each in cluster_settings(os.environ, has_haproxy=has_haproxy)])
-    else:
-        say("\n".join(shell_lines(os.environ, has_haproxy=has_haproxy)))
-    return Exit.DONE
+    settings = [asdict(each) for each in cluster_settings(os.environ, has_haproxy=has_haproxy)]
+    return answer(settings, "\n".join(shell_lines(os.environ, has_haproxy=has_haproxy)), as_json=as_json)
 
 
 def _say_of_fast(fast: bool) -> None:

@@ -115,6 +115,15 @@ def say_json(value: object) -> None:
     print(text if text.isascii() else "".join(map(_escaped, text)), flush=True)
 
 
+def answer(found: object, words: str, *, as_json: bool) -> int:
+    """Write what was found for a program, or the words for a person; the exit code."""
+    if as_json:
+        say_json(found)
+    else:
+        say(words)
+    return Exit.DONE
+
+
 def shown(text: str) -> str:
     """Return the text, made harmless where a terminal would obey it."""
     return visible(text) if is_watched() else text

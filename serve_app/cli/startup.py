@@ -52,20 +52,11 @@ class Application:
         return next((f"{each} {REMEDY}" for each in told), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """An application that came to another state so many seconds after the start."""
-
-    application: Application
-    seconds: float
-
-
 class Startup:
     """All applications of a file from the start on."""
 
-    def __init__(self, wanted: Mapping[str, int], started_at: float) -> None:
+    def __init__(self, wanted: Mapping[str, int]) -> None:
         self._wanted = wanted
-        self._started_at = started_at
         self.applications = {
             name: Application(name=name, state=State.WAITING, num_wanted=number) for name, number in wanted.items()
         }
@@ -74,11 +65,7 @@ class Startup:
     def failed(self) -> list[Application]:
         return [each for each in self.applications.values() if each.state is State.FAILED]
 
-    def seconds(self, now: float) -> float:
-        """Return the seconds since the start."""
-        return now - self._started_at
-
-    def update(self, told: Mapping[str, Any], now: float) -> list[News]:
+    def update(self, told: Mapping[str, Any]) -> list[Application]:
         """Take what Serve tells of some of them; returns who changed its state or its number of replicas, or waits for
         room now.
         """
@@ -88,7 +75,7 @@ class Startup:
             before = self.applications.get(name)
             self.applications[name] = found
             if before is None or _told(before) != _told(found):
-                news.append(News(application=found, seconds=self.seconds(now)))
+                news.append(found)
         return news
 
 
@@ -151,10 +138,10 @@ class LineTelling:
         names = ", ".join(each.name for each in applications)
         _print(f"Loading {names}" + (f"; what Ray says is in {log}" if log else ""))
 
-    def update(self, news: Sequence[News]) -> None:
-        """Tell who came further."""
+    def update(self, news: Sequence[Application], seconds: float) -> None:
+        """Tell who came further so many seconds after the start."""
         for each in news:
-            _print(f"{MARKS[each.application.state]} {_line(each.application)} ({each.seconds:.1f} s)")
+            _print(f"{MARKS[each.state]} {_line(each)} ({seconds:.1f} s)")
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:
         """Tell that everything answers."""
@@ -167,9 +154,8 @@ class JsonTelling(LineTelling):
     def begin(self, applications: Sequence[Application], log: str | None) -> None:
         self._write(event="starting", applications=[each.name for each in applications], log=log)
 
-    def update(self, news: Sequence[News]) -> None:
-        for each in news:
-            found = each.application
+    def update(self, news: Sequence[Application], seconds: float) -> None:
+        for found in news:
             self._write(
                 event="application",
                 name=found.name,
@@ -177,7 +163,7 @@ class JsonTelling(LineTelling):
                 num_running=found.num_running,
                 num_wanted=found.num_wanted,
                 obstacle=found.obstacle,
-                seconds=round(each.seconds, 3),
+                seconds=round(seconds, 3),
             )
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from serve_app.check.document import UnreadableYaml, read_document
 from serve_app.cli.address import args_of, read_cluster_file
-from serve_app.cli.screen import CommandFailed, Exit, remark, say, say_json
+from serve_app.cli.screen import CommandFailed, answer, remark
 from serve_app.cli.up import runs_of
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import TenancyError
@@ -33,16 +33,13 @@ def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_js
     try:
         store, secret = _opened(url, Path(pepper), file, begins=service in BEGINNING and not arguments.get("dry_run"))
         try:
-            answer = AdminService(store, secret).answer(service, dict(arguments), by)
+            found = AdminService(store, secret).answer(service, dict(arguments), by)
         finally:
             store.close()
     except TenancyError as error:
         raise CommandFailed(str(error)) from error
-    if as_json:
-        say_json(answer)
-    else:
-        say(csv_of(answer).rstrip() if as_csv else "\n".join(_lines(service, answer)))
-    return Exit.DONE
+    words = csv_of(found).rstrip() if as_csv else "\n".join(_lines(service, found))
+    return answer(found, words, as_json=as_json)
 
 
 def copy(target: str, *, file: str, as_json: bool) -> int:
@@ -52,11 +49,8 @@ def copy(target: str, *, file: str, as_json: bool) -> int:
         copied = copy_store(url, Path(target))
     except TenancyError as error:
         raise CommandFailed(str(error)) from error
-    if as_json:
-        say_json({"store": str(copied), "copy": target})
-    else:
-        say(f"{target} is {copied} as it was now; its pepper ({pepper}) is not in it: keep a copy of that elsewhere.")
-    return Exit.DONE
+    words = f"{target} is {copied} as it was now; its pepper ({pepper}) is not in it: keep a copy of that elsewhere."
+    return answer({"store": str(copied), "copy": target}, words, as_json=as_json)
 
 
 def _opened(url: str, pepper: Path, file: str, *, begins: bool) -> tuple[TenantStore, bytes]:

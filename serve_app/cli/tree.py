@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import bench, chat, commands, complete, listing, publishing, top, whatif
+from serve_app.cli import bench, chat, commands, complete, listing, top, whatif
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -109,10 +109,10 @@ def _add_folders(app: typer.Typer) -> None:
     )
     adapters.command("list")(listing.list_adapters)
     adapters.command("check")(listing.check_adapter)
-    adapters.command("publish")(publishing.publish_adapter)
-    adapters.command("rollback")(publishing.roll_back_adapter)
-    adapters.command("withdraw")(publishing.withdraw_adapter)
-    adapters.command("versions")(publishing.list_versions)
+    adapters.command("publish")(listing.publish_adapter)
+    adapters.command("rollback")(listing.roll_back_adapter)
+    adapters.command("withdraw")(listing.withdraw_adapter)
+    adapters.command("versions")(listing.list_versions)
     app.add_typer(adapters, name="adapters", rich_help_panel=FOLDERS)
 
 

@@ -34,7 +34,7 @@ from serve_app.cli.processes import (
     send_to_parent,
     start_guard,
 )
-from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit, say, say_json
+from serve_app.cli.screen import KEY_VARIABLE, CommandFailed, Exit, answer
 from serve_app.cli.startup import Events, JsonTelling, LineTelling, Startup, replicas_wanted
 from serve_app.core.machine import command, variables
 
@@ -212,7 +212,7 @@ def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
 
 def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
     """Tell until it is ready, then wait for what makes it useless; None where it ended by itself."""
-    startup = Startup(replicas_wanted(read_cluster_file(file)), time.monotonic())
+    startup, began = Startup(replicas_wanted(read_cluster_file(file))), time.monotonic()
     told.begin(list(startup.applications.values()), None if cluster.log is None else str(cluster.log))
     core: dict[str, Process] = {}
     heard: float | None = None  # since it was ready
@@ -222,12 +222,12 @@ def _watch(cluster: Cluster, file: Path, told: LineTelling) -> Loss | None:
         if cluster.has_core and core.keys() != CORE_PROGRAMS:
             core = {each.program: each for each in processes_of_runs(cluster.run) if each.program in CORE_PROGRAMS}
         for event in cluster.events.new():
-            told.update(startup.update(event, time.monotonic()))
+            told.update(startup.update(event), time.monotonic() - began)
         if heard is None and (failed := startup.failed):
             messages = tuple(message for each in failed for message in each.messages)
             return Loss(what=f"{' and '.join(each.name for each in failed)} cannot be served", messages=messages)
         if heard is None and is_healthy(cluster.address):
-            told.ready(str(cluster.address), startup.seconds(time.monotonic()), welcome(cluster.address, file))
+            told.ready(str(cluster.address), time.monotonic() - began, welcome(cluster.address, file))
             heard = time.monotonic()
         if heard is not None and cluster.address.is_taken():
             heard = time.monotonic()
@@ -340,12 +340,9 @@ def end_cluster(file: str, *, port: int | None = None, as_json: bool = False) ->
     address = address_of(file, port)
     if not found and address.is_taken():
         raise CommandFailed(f"{file} has no run{'' if port is None else f' on port {port}'}: {taken(address, file)}")
-    if as_json:
-        say_json({"file": file, "url": str(address), "num_processes": len(found)})
-    elif found:
-        say(f"Ending {len(found)} processes of `serve_app up {file}`")
-    else:
-        say(f"Nothing of `serve_app up {file}` is left")
+    ours = f"of `serve_app up {file}`"
+    words = f"Ending {len(found)} processes {ours}" if found else f"Nothing {ours} is left"
+    answer({"file": file, "url": str(address), "num_processes": len(found)}, words, as_json=as_json)
     serving = [each for each in found if SERVING_MODULE in each.command]
     for each in serving:
         _interrupt_serving(each)

@@ -84,7 +84,7 @@ class Backend(Protocol):
 
 
 def has_images(request: GenerationRequest) -> bool:
-    """Return whether the request's images must be decoded before it is accepted."""
+    """Return whether the prompt has images, which must be decoded before it is accepted."""
     conversation = request.conversation
     return bool(request.prompt.images) or (conversation is not None and bool(conversation.images))
 

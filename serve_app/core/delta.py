@@ -1,4 +1,4 @@
-"""What comes back: deltas of sequences, and the frames that carry them."""
+"""What comes back: deltas of sequences with what was recorded of them, and the frames that carry them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from itertools import chain
 
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Spent
-from serve_app.core.recording import Recording
 
 
 class FinishReason(StrEnum):
@@ -95,6 +94,27 @@ class Finish:
     is_context_end: bool = False
     predicted: tuple[int, int] | None = None
     engine_ns: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What was wanted, of one sequence; little-endian and in C order.
+
+    hidden_states: float32 [states, hidden], what the last layer and its norm gave; b"" where it was not asked for
+    num_states:    how many of them
+    experts:       int32 [positions, layers, experts per token], in the order in which they were chosen; -1 all along a
+                   layer without experts; b"" where it was not asked for, or the model has none
+    experts_shape: these three
+    """
+
+    hidden_states: bytes = b""
+    num_states: int = 0
+    experts: bytes = b""
+    experts_shape: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.hidden_states) + len(self.experts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
 
 from serve_app.core.bounded import Amount
 
@@ -119,19 +118,6 @@ class UsageQuestion:
     tenant: str | None = None
     since: str = ""
     until: str = ""
-
-
-class Ledger(Protocol):
-    """Keeps the rows; deployments carry these calls over Ray."""
-
-    def charge_by(self, prices: Prices) -> None:
-        """Charge usage that no row explains by these prices, from now on."""
-
-    async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
-        """Keep the rows, except ones that are there already, and what replicas have counted by then."""
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        """Return what was used, one line for each combination of what is asked for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 from serve_app.core.shares import Priority, Share
 
@@ -229,13 +228,6 @@ class Lease:
     lasts_s: float
     num_routers: int = 1
     pending: Mapping[Meter, int] = field(default_factory=dict)
-
-
-class Lender(Protocol):
-    """Hands out leases; deployments carry this call over Ray."""
-
-    async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
-        """Return a lease for each statement."""
 
 
 @lru_cache(maxsize=4096)

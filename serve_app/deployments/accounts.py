@@ -8,7 +8,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from contextvars import Context
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Statement
 from serve_app.deployments.logs import log_as_configured
 from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
+from serve_app.router.patience import begin
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError
 from serve_app.tenants.keys import VARIABLE, Directory
@@ -142,15 +142,14 @@ class Accounts:
             async with self._writing:
                 return await work
 
-        return await asyncio.shield(asyncio.get_running_loop().create_task(alone(), context=Context()))
+        return await asyncio.shield(begin(alone()))
 
     async def _read_budgets(self, tenants: Collection[str]) -> None:
         """Wait for what the ledger says of these tenants' budgets, but not for long; each is read once at a time."""
         for tenant in tenants:
             for period in self._lending.unread(tenant):
                 if (tenant, period) not in self._reading:
-                    task = asyncio.get_running_loop().create_task(self._read_budget(tenant, period), context=Context())
-                    self._reading[tenant, period] = task
+                    self._reading[tenant, period] = begin(self._read_budget(tenant, period))
         wanted = [task for (tenant, _), task in self._reading.items() if tenant in tenants]
         if wanted:
             await asyncio.wait(wanted, timeout=READING_S)

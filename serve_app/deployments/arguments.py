@@ -176,7 +176,7 @@ class PriceSettings(BaseModel, Price, frozen=True, extra="forbid", allow_inf_nan
     """Price per million tokens, in the one currency of the file; null prices cached prompt tokens like the others."""
 
 
-class TracingSettings(BaseModel, frozen=True, extra="forbid"):
+class TracingSettings(BaseModel, TraceSettings, frozen=True, extra="forbid"):
     """Where traces of requests go.
 
     endpoint: OTLP receiver over HTTP, `http://127.0.0.1:4318`; null is what OTEL_EXPORTER_OTLP_ENDPOINT says
@@ -233,10 +233,6 @@ class RouterSettings(BaseModel, ClientSettings, AdmissionSettings, RunSettings, 
     rollout: CanarySettings = CanarySettings()
     tracing: TracingSettings | None = None
     limits: LimitSettings = LimitSettings()
-
-    @property
-    def traces(self) -> TraceSettings | None:
-        return None if self.tracing is None else TraceSettings(**self.tracing.model_dump())
 
     @property
     def known_prices(self) -> Prices:

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from serve_app.core.adapters import AdapterSet
-from serve_app.core.backend import NOTHING, Backend
+from serve_app.core.backend import NOTHING
 from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.log_context import log_context
@@ -23,51 +23,12 @@ from serve_app.deployments.autoscaling import Work
 from serve_app.deployments.loading import exempt_what_is_loaded, resting
 from serve_app.deployments.transport import pack
 
+if TYPE_CHECKING:
+    from serve_app.replica.service import ModelService
+
 logger = logging.getLogger(__name__)
 
-
-class Loaded(Protocol):
-    """What has a load: the part of a service that autoscaling reads."""
-
-    @property
-    def card(self) -> ReplicaCard:
-        """Return what the replica says of its model and its load."""
-        ...
-
-    @property
-    def num_open(self) -> int:
-        """Return the number of sequences that have not ended."""
-        ...
-
-    @property
-    def wait_s(self) -> float:
-        """Return how long requests wait here for their first token."""
-        ...
-
-
-class Service(Backend, Loaded, Protocol):
-    """What a replica holds: a backend that is started, asked for its health, and closed."""
-
-    def start(self) -> None:
-        """Begin to work on the running event loop."""
-        ...
-
-    async def warm(self) -> None:
-        """Do beforehand what first requests would wait for."""
-        ...
-
-    def check(self) -> None:
-        """Raise where the engine is dead or stuck."""
-        ...
-
-    async def close(self) -> None:
-        """End the engine; requests that still run are lost."""
-        ...
-
-
 Answer = TypeVar("Answer")
-LoadService = Callable[[str], Service]
-"""Loads the model for the replica of the given id; blocks until that is done."""
 
 
 async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
@@ -84,7 +45,7 @@ async def answer_or_refusal(answer: Awaitable[Answer]) -> Answer | ServeError:
         return EngineFailed(f"The replica failed ({type(error).__name__}).")
 
 
-async def _in_a_thread_that_ends(load: LoadService, replica_id: str) -> Service:
+async def _in_a_thread_that_ends(load: Callable[[str], ModelService], replica_id: str) -> ModelService:
     """Load in a thread that ends afterwards.
 
     Each thread that computes has an OpenMP team for as long as it lives. If those are more threads than CPUs, libgomp
@@ -97,7 +58,7 @@ async def _in_a_thread_that_ends(load: LoadService, replica_id: str) -> Service:
         threads.shutdown(wait=False)
 
 
-def work_of(service: Loaded) -> Work:
+def work_of(service: ModelService) -> Work:
     """Return the load of a replica, as the autoscaling policy reads it."""
     card = service.card
     num_blocks = card.load.num_blocks
@@ -116,7 +77,10 @@ class Model:
     client as a failure of ours, with a traceback.
     """
 
-    async def __init__(self, load: LoadService) -> None:  # type: ignore[misc]  # Serve awaits constructors
+    async def __init__(  # type: ignore[misc]  # Serve awaits constructors
+        self, load: Callable[[str], ModelService]
+    ) -> None:
+        """load: loads the model for the replica of the given id, and blocks until that is done"""
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
         with resting():
@@ -188,7 +152,7 @@ class Model:
 
     async def __del__(self) -> None:
         """Awaited by Serve once the replica has drained, or after its constructor failed."""
-        service: Service | None = getattr(self, "_service", None)
+        service: ModelService | None = getattr(self, "_service", None)
         if service is not None:
             await service.close()
 

@@ -7,7 +7,6 @@ import gc
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import Context
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -42,6 +41,7 @@ from serve_app.router.discovery import Discovery
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
+from serve_app.router.patience import begin
 from serve_app.router.published_sources import FileSource
 from serve_app.router.publishing import Publishing
 from serve_app.router.quotas import Quotas
@@ -108,19 +108,13 @@ class RouterReplica:
         self._hot_app = HotApp(self._app_for(defaults))
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         self._fleet.on_outdated = discovery.hurry
-        begin = asyncio.get_running_loop().create_task
-        self._discovery = begin(discovery.run(), context=Context())
-        self._hearing = begin(source.run(), context=Context())
-        self._watching = begin(Watching(self._fleet, self._publishing).run(), context=Context())
-        self._looking = begin(self._fleet.watch(), context=Context())
-        self._writing: tuple[asyncio.Task[None], ...] = (
-            ()
-            if self._accounting is None
-            else tuple(
-                begin(each.run(), context=Context())
-                for each in (self._accounting.quotas, self._accounting.ledger_writer)
-            )
-        )
+        self._discovery = begin(discovery.run())
+        self._hearing = begin(source.run())
+        self._watching = begin(Watching(self._fleet, self._publishing).run())
+        self._looking = begin(self._fleet.watch())
+        self._writing: list[asyncio.Task[None]] = []
+        if self._accounting is not None:
+            self._writing += [begin(self._accounting.quotas.run()), begin(self._accounting.ledger_writer.run())]
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._hot_app
@@ -233,7 +227,7 @@ class RouterReplica:
         http_settings = HttpSettings(
             **{each.name: getattr(settings, each.name) for each in fields(ClientSettings)},
             sends_request_id=False,  # Serve does
-            trace=self._tracing.turned(settings.traces),
+            trace=self._tracing.turned(settings.tracing),
         )
         return build_app(
             router,
@@ -254,7 +248,7 @@ class RouterReplica:
         answer = line_answers(settings)
         if self._batch_worker is None:
             self._batch_worker = BatchWorker(accounts.batches, router, self._files, answer, accounts.tenant)
-            self._batching = asyncio.get_running_loop().create_task(self._batch_worker.run(), context=Context())
+            self._batching = begin(self._batch_worker.run())
         self._batch_worker.router, self._batch_worker.answer = router, answer
         return Batches(ask=accounts.batches, files=self._files)
 

@@ -26,7 +26,8 @@ from serve_app.http.pages import console_routes, docs_routes, front_route
 from serve_app.http.resumed import ResumedStreams
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES, Style
-from serve_app.router.idempotency import ClaimBook, Replays
+from serve_app.router.accounts import AccountsClient
+from serve_app.router.idempotency import Replays
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.publishing import Publishing
 from serve_app.router.rollouts import Rollouts
@@ -40,7 +41,7 @@ def build_app(
     metrics: Metrics | None = None,
     door: Door = OPEN_DOOR,
     replays: Replays | None = None,
-    book: ClaimBook | None = None,
+    book: AccountsClient | None = None,
     publishing: Publishing | None = None,
     batches: Batches | None = None,
 ) -> Starlette:
@@ -86,7 +87,7 @@ def routes(
     *,
     replays: Replays | None = None,
     live: Live | None = None,
-    book: ClaimBook | None = None,
+    book: AccountsClient | None = None,
     publishing: Publishing | None = None,
     batches: Batches | None = None,
 ) -> list[Route]:
@@ -117,7 +118,12 @@ def _kept_routes(administer: Administer, settings: HttpSettings, batches: Batche
 
 
 def _completion_routes(
-    router: Router, settings: HttpSettings, inquiries: Inquiries, *, replays: Replays | None, book: ClaimBook | None
+    router: Router,
+    settings: HttpSettings,
+    inquiries: Inquiries,
+    *,
+    replays: Replays | None,
+    book: AccountsClient | None,
 ) -> list[Route]:
     """Return the routes of what is computed, and of streams that are fetched anew."""
 

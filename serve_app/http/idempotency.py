@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from contextvars import Context
+from collections.abc import Awaitable, Callable, Iterable
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -19,7 +18,9 @@ from serve_app.core.tenants import Identity
 from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, left, rate_headers, read_body
 from serve_app.http.metrics import Served
 from serve_app.http.streams import in_time
-from serve_app.router.idempotency import Claim, ClaimBook, Message, Recording, Replays, Standing, fingerprint_of
+from serve_app.router.accounts import AccountsClient
+from serve_app.router.idempotency import Claim, Message, Recording, Replays, Standing, fingerprint_of
+from serve_app.router.patience import begin
 from serve_app.router.quotas import Rates
 
 NAME = b"idempotency-key"
@@ -50,7 +51,7 @@ class Idempotent:
         *,
         max_body_bytes: int,
         max_stall_s: float = 60.0,
-        book: ClaimBook | None = None,
+        book: AccountsClient | None = None,
         rates: Callable[[], Rates] = dict,
     ) -> None:
         self._app = app
@@ -84,15 +85,9 @@ class Idempotent:
                     scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
                 return
         recording = self._replays.begin(claim)
-        task = self._begin(self._answer(scope, body, recording, claim))
+        task = begin(self._answer(scope, body, recording, claim), self._tasks)
         await self._has_left(recording, receive, send, is_first=True)
         await asyncio.shield(task)  # whoever has left meanwhile: it counts as what it comes to
-
-    def _begin(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
     async def _answer(self, scope: Scope, body: bytes, recording: Recording, claim: Claim) -> None:
         """Answer the request with another router's answer or by computing it, whether or not its client is there."""
@@ -110,7 +105,7 @@ class Idempotent:
             failure = as_serve_error(error, scope["state"]["request_id"])  # raised for all who follow
         finally:
             if self._book is not None and found is None:  # also where it is not known whether it was claimed
-                self._begin(_deliver(self._book, claim, recording.so_far if is_kept else None))
+                begin(_deliver(self._book, claim, recording.so_far if is_kept else None), self._tasks)
             elif self._book is not None:
                 self._book.leave(claim)
             self._replays.end(claim, is_kept=is_kept, error=failure)
@@ -175,7 +170,7 @@ class Idempotent:
         return [*kept, *rate_headers(self._rates()), (REPLAYED.encode(), b"true")]
 
 
-async def _deliver(book: ClaimBook, claim: Claim, answer: tuple[Message, ...] | None) -> None:
+async def _deliver(book: AccountsClient, claim: Claim, answer: tuple[Message, ...] | None) -> None:
     """Tell the other routers, and try again while they cannot be reached."""
     try:
         for _ in range(MAX_DELIVERIES):

@@ -17,7 +17,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 WANTED = "`tracing` needs a package that is not there: .venv/bin/pip install -c constraints.txt -e '.[tracing]'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TraceSettings:
     """Where traces go, and how many of them.
 

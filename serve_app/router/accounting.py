@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 
+from serve_app.core.backend import has_images
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Usage
 from serve_app.core.errors import DeadlineExceeded
-from serve_app.core.ledger import CLIENT_LEFT, Ledger, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import CLIENT_LEFT, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import Amount, Identity, Tenant
+from serve_app.router.accounts import AccountsClient
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import FREE, Permit, Quotas, Rates
 from serve_app.router.run import Run
@@ -32,7 +34,12 @@ class Accounting:
     """
 
     def __init__(
-        self, quotas: Quotas, ledger_writer: LedgerWriter, ledger: Ledger, *, wall: Callable[[], float] = time.time
+        self,
+        quotas: Quotas,
+        ledger_writer: LedgerWriter,
+        ledger: AccountsClient,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._prices = Prices()
         self.quotas = quotas
@@ -177,7 +184,7 @@ def worst_case(
     for request in requests:
         card = card_of(request.model)
         context = card.max_model_len
-        prompt = context if _has_images(request) else min(context, _num_bytes(request, card) + NUM_SPECIAL)
+        prompt = context if has_images(request) else min(context, _num_bytes(request, card) + NUM_SPECIAL)
         longest = context if request.stop.max_tokens is None else min(context, request.stop.max_tokens)
         completion = request.n * longest
         tokens += prompt + completion
@@ -185,10 +192,6 @@ def worst_case(
         price = prices.of(request.model.base, request.model.adapter)
         cost += price.cost(prompt_tokens=prompt, cached_tokens=0, completion_tokens=completion)
     return Amount(requests=1, tokens=tokens, cost=cost), parts
-
-
-def _has_images(request: GenerationRequest) -> bool:
-    return bool(request.prompt.images or (request.conversation is not None and request.conversation.images))
 
 
 def _num_bytes(request: GenerationRequest, card: ModelCard) -> int:

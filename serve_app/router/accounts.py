@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Identity, Lease, Statement, Tenant
 from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
+from serve_app.router.patience import begin
 from serve_app.tenants.keys import KEY, KeyCache
 from serve_app.tenants.published import Change
 
@@ -164,7 +164,7 @@ class AccountsClient:
             return
         self._held.hear(found, asked_at)
         if not self._is_reached:  # it may be others, who know no answers
-            self._telling = asyncio.get_running_loop().create_task(self._tell_again(), context=Context())
+            self._telling = begin(self._tell_again())
         self._is_reached = True
 
     async def _tell_again(self) -> None:
@@ -183,7 +183,7 @@ class AccountsClient:
         if not self._is_reached or KEY.fullmatch(presented) is None:
             return
         if self._again is None:
-            self._again = asyncio.get_running_loop().create_task(self._look_in_turn(), context=Context())
+            self._again = begin(self._look_in_turn())
         await asyncio.shield(self._again)
 
     async def _look_in_turn(self) -> None:

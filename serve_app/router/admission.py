@@ -16,11 +16,8 @@ from types import MappingProxyType
 from serve_app.core.bounded import PositiveFloat, PositiveInt
 from serve_app.core.errors import Overloaded, ServeError, Unauthenticated, Unavailable
 from serve_app.core.shares import Share
-from serve_app.router.active import Active
-from serve_app.router.appointments import MAX_RETRY_S, Appointments
-from serve_app.router.pace import Pace
-from serve_app.router.room import Room
-from serve_app.router.turns import Turns, is_room
+from serve_app.router.appointments import MAX_RETRY_S, Appointments, Pace
+from serve_app.router.turns import Active, Turns, is_room
 
 MAX_BOOKS = 1024
 """Appointment books that a model keeps, one per flow; a flow whose book is dropped begins a new one."""
@@ -42,6 +39,26 @@ class Reason(StrEnum):
     OPEN = "open_requests"
     PLACES = "places"
     WAIT = "wait"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Sequences that all open replicas of a model hold together.
+
+    num_slots:   computed at once;  num_places: computed or queued
+    num_foreign: held for other routers, as last heard of
+    """
+
+    num_slots: int
+    num_places: int
+    num_foreign: int = 0
+
+    def __add__(self, other: Room) -> Room:
+        return Room(
+            num_slots=self.num_slots + other.num_slots,
+            num_places=self.num_places + other.num_places,
+            num_foreign=self.num_foreign + other.num_foreign,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

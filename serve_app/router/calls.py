@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.log_context import about
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.router.patience import begin
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +45,7 @@ class Calls:
         self._flow = asyncio.Lock()
 
     def spawn(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
-        task = asyncio.get_running_loop().create_task(work, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return begin(work, self._tasks)
 
     def give_up(self) -> None:
         """Let nobody wait any longer for the answer to a question; what was submitted is its owner's to move."""

@@ -11,17 +11,17 @@ from functools import partial
 
 from serve_app.api.dialects import ONLY_MODEL
 from serve_app.catalog.aliases import Aliases, Order, addresses_of, heaviest_first, read_aliases
-from serve_app.catalog.resolve import Catalog, Draw, no_canary
+from serve_app.catalog.resolve import Catalog, Draw, Wanted, no_canary
 from serve_app.core.backend import Backend
 from serve_app.core.cards import NO_SCALES, AdapterCard, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Frame, Load
 from serve_app.core.errors import ModelLoading, ModelNotFound, NotFound, ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import Rights
+from serve_app.router.admission import Room
 from serve_app.router.ledger_writer import Counts
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement
-from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 
@@ -423,12 +423,9 @@ class View:
 
     def resolve(
         self,
-        name: str,
+        wanted: Wanted | str,
         *,
-        lora_path: str | None = None,
         takes_any: bool = False,
-        param: str = "model",
-        lora_param: str = "lora_path",
         order: Order = heaviest_first,
         draw: Draw = no_canary,
     ) -> ModelRef:
@@ -436,16 +433,15 @@ class View:
 
         Of an alias it is the first target that is ready. One that sleeps counts as ready: the request wakes it.
         takes_any: a name that nobody has means the only model, where there is only one
-        param, lora_param: what the client calls the two
         order: in which targets of an alias are tried
         draw: as of `Catalog.resolve`
         Raises NotFound, AdapterUnusable, InvalidRequest, or ModelLoading where the base exists but no
         replica of it is ready.
         """
-        catalog, name = self._catalog, self._only_model(name, param)
+        asked = Wanted(model=wanted) if isinstance(wanted, str) else wanted
+        asked = replace(asked, model=self._only_model(asked.model, asked.param))
         error: ServeError | None = None
-        asking = catalog.tried(name, lora_path=lora_path, param=param, lora_param=lora_param, order=order, draw=draw)
-        for address, found in asking:
+        for address, found in self._catalog.tried(asked, order, draw):
             if isinstance(found, ModelRef):
                 return found
             if isinstance(found, NotFound) and (sleeper := self._missing_base(address, self.asleep)) is not None:
@@ -454,12 +450,12 @@ class View:
         assert error is not None, "a name stands for one address at least"
         if isinstance(error, NotFound):
             absent = [*self.loading, *self.asleep, *self.failed]
-            for address in addresses_of(name.strip(), self._fleet.aliases, order) if absent else ():
+            for address in addresses_of(asked.model.strip(), self._fleet.aliases, order) if absent else ():
                 if (missing := self._missing_base(address, absent)) is not None:
                     raise self._fleet.not_ready(missing)
             known = {*self.bases, *absent}
             if takes_any and isinstance(error, ModelNotFound) and len(known) == 1:
-                return self.resolve(*known, lora_path=lora_path, param=param, lora_param=lora_param, draw=draw)
+                return self.resolve(replace(asked, model=known.pop()), draw=draw)
         raise error
 
     def _only_model(self, name: str, param: str) -> str:

@@ -10,7 +10,6 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
 
 from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest, KeyReused, QuotaExceeded
@@ -291,22 +290,6 @@ Attempts = Iterable[tuple[Claim, bool]]
 """Which are still being answered; of each, whether the book said that it was the router's to answer."""
 Claimed = Standing | tuple[Message, ...]
 """A standing, or the answer that was given."""
-
-
-class ClaimBook(Protocol):
-    """The claims of all routers, as one router reaches them."""
-
-    async def claim(self, claim: Claim) -> Claimed:
-        """Raises KeyReused, and Unavailable where the book cannot be reached."""
-        ...
-
-    async def deliver(self, claim: Claim, answer: Sequence[Message] | None) -> None:
-        """Give the answer to what was claimed; None where it is not to be kept. Raises Unavailable."""
-        ...
-
-    def leave(self, claim: Claim) -> None:
-        """Say that the router does nothing more for this claim, whether it delivered an answer or not."""
-        ...
 
 
 @dataclass(slots=True)

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from serve_app.core.ledger import Counted, Ledger, Row, Spent
+from serve_app.core.ledger import Counted, Row, Spent
+from serve_app.router.accounts import AccountsClient
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ class LedgerWriter:
     With the rows goes what replicas counted, read after them, so that no row tells of more than was counted.
     """
 
-    def __init__(self, ledger: Ledger, counts: Counts, *, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, ledger: AccountsClient, counts: Counts, *, max_rows: int = MAX_ROWS) -> None:
         self._ledger = ledger
         self._counts = counts
         self._rows: deque[Row] = deque(maxlen=max_rows)

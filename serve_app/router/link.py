@@ -18,9 +18,9 @@ from serve_app.core.log_context import about
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
+from serve_app.router.admission import Room
 from serve_app.router.calls import Calls, replica_lost
 from serve_app.router.placement import LEARNING, Guess
-from serve_app.router.room import Room
 
 logger = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.error_text import shown
-from serve_app.catalog.resolve import write_mix
+from serve_app.catalog.resolve import Wanted, write_mix
 from serve_app.core.cards import ModelCard, RecordingKind
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
 from serve_app.core.names import ModelRef
@@ -38,16 +38,6 @@ CardOf = Callable[[ModelRef], ModelCard]
 
 def new_response_id(prefix: str = "cmpl") -> str:
     return f"{prefix}-{secrets.token_hex(16)}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """A model as a client names it: by `model`, and an adapter beside it. The params are what it calls the two."""
-
-    model: str
-    param: str = "model"
-    adapter: str | None = None
-    adapter_param: str = "lora_path"
 
 
 Resolve = Callable[[Wanted], ModelRef]

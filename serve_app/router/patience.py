@@ -1,10 +1,12 @@
-"""A limit for waiting on somebody else, in which time that this process stood still does not count."""
+"""Begins work that outlives whoever asked for it, and limits the wait for somebody else."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
+from contextvars import Context
+from typing import Any, TypeVar
 
 TICK_S = 0.25
 
@@ -32,3 +34,18 @@ async def patience(seconds: float) -> AsyncGenerator[None, None]:
         finally:
             if timer is not None:
                 timer.cancel()
+
+
+Result = TypeVar("Result")
+
+
+def begin(work: Coroutine[Any, Any, Result], tasks: set[Any] | None = None) -> asyncio.Task[Result]:
+    """Begin in an empty context: Serve cancels the calls of a client's request.
+
+    tasks: keep the task until it has ended; None leaves that to the caller
+    """
+    task = asyncio.get_running_loop().create_task(work, context=Context())
+    if tasks is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return task

@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import closing
-from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from serve_app.core.tenants import Rights
 from serve_app.router.discovery import HELLO_TIMEOUT_S
 from serve_app.router.fleet import Fleet
 from serve_app.router.link import ReplicaLink
+from serve_app.router.patience import begin
 from serve_app.router.published_sources import MemorySource, Source
 from serve_app.tenants.published import Action, Change, changed
 
@@ -110,7 +110,7 @@ class Publishing:
         else:
             self._join(card, backend)
         if published is None or card.model.adapters_revision > published.revision:
-            self._begin(self._source.look())
+            begin(self._source.look(), self._tasks)
         elif is_behind or self._is_to_try_again(card):
             self._push(card.replica_id, backend, published)
 
@@ -432,7 +432,7 @@ class Publishing:
     def _push(self, replica_id: str, backend: Backend, published: AdapterSet) -> asyncio.Task[None]:
         """Have a replica apply the set, unless it does already; the task never fails."""
         if (task := self._applying.get(replica_id)) is None:
-            task = self._begin(self._apply(replica_id, backend, published))
+            task = begin(self._apply(replica_id, backend, published), self._tasks)
             self._applying[replica_id] = task
         return task
 
@@ -460,14 +460,8 @@ class Publishing:
         self._fleet.put(card, backend)
 
     async def _shielded(self, work: Coroutine[object, object, Result]) -> Result:
-        """Go on where the publisher leaves, and in an empty context: Serve cancels the calls of a client's request."""
-        return await asyncio.shield(self._begin(work))
-
-    def _begin(self, work: Coroutine[object, object, Result]) -> asyncio.Task[Result]:
-        task = asyncio.get_running_loop().create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        """Go on where the publisher leaves."""
+        return await asyncio.shield(begin(work, self._tasks))
 
 
 def _version(folder: Path, root: Path) -> str:

@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,14 +20,14 @@ from serve_app.core.tenants import (
     SETTLED,
     Amount,
     Amounts,
-    Lender,
     Meter,
     Statement,
     Tenant,
     bounds_of,
 )
+from serve_app.router.accounts import AccountsClient
 from serve_app.router.appointments import MAX_RETRY_S, OBEYED_S, Appointments
-from serve_app.router.patience import patience
+from serve_app.router.patience import begin, patience
 from serve_app.tenants.leased_limits import LeasedLimits
 from serve_app.tenants.lending import MINUTE_S
 
@@ -55,7 +54,7 @@ class Quotas:
     clock: seconds, monotonic
     """
 
-    def __init__(self, router_id: str, lender: Lender, *, clock: Clock = time.monotonic) -> None:
+    def __init__(self, router_id: str, lender: AccountsClient, *, clock: Clock = time.monotonic) -> None:
         self._router_id = router_id
         self._lender = lender
         self._clock = clock
@@ -122,7 +121,7 @@ class Quotas:
 
     def _renewing(self) -> asyncio.Task[None]:
         if self._renewal is None:
-            self._renewal = asyncio.get_running_loop().create_task(self._renew(), context=Context())
+            self._renewal = begin(self._renew())
         return self._renewal
 
     def _permit(self, account: Account, need: Amounts, parts: Sequence[tuple[int, int]]) -> Permit:
@@ -132,7 +131,7 @@ class Quotas:
         """What a request has left over is wanted elsewhere, if anybody shares these limits."""
         account.note_end()
         if self._soon is None and account.leased.is_shared and account.leased.has_too_much(account.bounds):
-            self._soon = asyncio.get_running_loop().create_task(self._renew_soon(), context=Context())
+            self._soon = begin(self._renew_soon())
 
     async def _renew_soon(self) -> None:
         await asyncio.sleep(SOON_S)
@@ -326,34 +325,24 @@ class Account:
         have reserved what is missing, it gives an appointment instead: they may spend less.
         """
         bound, now = self.bounds[meter], self._clock()
-        wait_s = self.leased.wait_s(meter, now)
+        wait_s, kind = self.leased.wait_s(meter, now), QuotaExceeded
         if meter in SETTLED and self.leased.is_only_reserved(meter, need[meter]):
             at = self._appointments[meter].make(pace_per_s=self._pace_per_s(1.0))
-            return QuotaExceeded(
-                f"What is left of the tenant's {meter} is reserved by requests that still run; retry in {at} s.",
-                None,
-                {"limit": meter.value, "retry_after_s": at},
-            )
-        if meter.is_budget:
-            when = math.ceil(self.leased.reset_s(meter, now))
+            told = f"What is left of the tenant's {meter} is reserved by requests that still run; retry in {at} s."
+        elif meter.is_budget:
+            kind, at = OutOfBudget, math.ceil(self.leased.reset_s(meter, now))
             left, most = self.leased.remaining(meter) / NANO, need[meter] / NANO
             what = f"has {left:g} left, and the request may come to {most:g}" if left else "is spent"
-            return OutOfBudget(
-                f"The tenant's {meter} {what}; it begins anew in {when} s.",
-                None,
-                {"limit": meter.value, "retry_after_s": when},
+            told = f"The tenant's {meter} {what}; it begins anew in {at} s."
+        else:
+            pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
+            pace_per_s = self._pace_per_s(pace_per_s) if meter.is_gauge else pace_per_s
+            appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
+            at, left = max(appointment, math.ceil(min(wait_s, OBEYED_S))), self.leased.remaining(meter)
+            told = (
+                f"The tenant's {meter}, {bound}, has {left} left, and the request needs {need[meter]}; retry in {at} s."
             )
-        pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
-        if meter.is_gauge:
-            pace_per_s = self._pace_per_s(pace_per_s)
-        appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
-        at = max(appointment, math.ceil(min(wait_s, OBEYED_S)))
-        return QuotaExceeded(
-            f"The tenant's {meter}, {bound}, has {self.leased.remaining(meter)} left, and the request needs"
-            f" {need[meter]}; retry in {at} s.",
-            None,
-            {"limit": meter.value, "retry_after_s": at},
-        )
+        return kind(told, None, {"limit": meter.value, "retry_after_s": at})
 
     def _pace_per_s(self, guess: float) -> float:
         """At which requests of it end, as far as was seen of late."""

@@ -27,9 +27,8 @@ from serve_app.api.responses import (
     written_choice,
 )
 from serve_app.api.sse import DONE, Fragment, dump, dump_text
-from serve_app.core.delta import PromptReport, TokenLogprob, Usage
+from serve_app.core.delta import PromptReport, Recording, TokenLogprob, Usage
 from serve_app.core.prompt import SuffixMode
-from serve_app.core.recording import Recording
 from serve_app.router.inbox import Event
 from serve_app.router.message import CallReader
 from serve_app.router.places import Places

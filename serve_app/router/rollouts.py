@@ -6,8 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
-from contextvars import Context
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import NamedTuple
@@ -15,12 +14,14 @@ from uuid import uuid4
 
 from serve_app.api.adapters import ListedAdapter, ListedCanary, ListedVersion
 from serve_app.core.adapters import Canary, PublishedAdapter
+from serve_app.core.backend import has_images
 from serve_app.core.errors import AdapterNotFound, AdapterUnusable, DeadlineExceeded, EngineFailed, ServeError
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest, LogprobParams, StopParams
 from serve_app.core.shares import Share
 from serve_app.router.fleet import Fleet
+from serve_app.router.patience import begin
 from serve_app.router.publishing import Publishing
 from serve_app.router.rollout import MIN_SCORED, Comparison, Decision, RolloutSettings, Tally, Verdict, judge, lacking
 from serve_app.router.run import Run, RunSettings
@@ -122,7 +123,7 @@ class Rollouts:
         for trial in self.held:
             if not trial.is_told:
                 trial.is_told = True
-                _begin(self._tell(trial), self._deciding)
+                begin(self._tell(trial), self._deciding)
 
     def wants(self, requests: Sequence[GenerationRequest]) -> bool:
         """Return whether a client's request is to be scored when it is over: then its token ids are needed."""
@@ -193,7 +194,7 @@ class Rollouts:
         verdict = judge(trial.found, self.settings)
         if verdict is not None:
             trial.is_decided = True
-            _begin(self._carry_out(trial, verdict), self._deciding)
+            begin(self._carry_out(trial, verdict), self._deciding)
 
     async def _carry_out(self, trial: Trial, verdict: Verdict) -> None:
         share = self.settings.after(trial.canary.share) if verdict.decision == "widen" else None
@@ -227,7 +228,7 @@ class Rollouts:
             return
         if trial.wants(version, most=self.settings.requests):
             trial.num_scored[version] += 1
-            _begin(self._score(trial, request, ids), self._scoring)
+            begin(self._score(trial, request, ids), self._scoring)
 
     async def _score(self, trial: Trial, request: GenerationRequest, ids: TokenIds) -> None:
         """Have both versions say how likely the tokens are that one of them has drawn."""
@@ -263,17 +264,9 @@ class Rollouts:
         return [found[part] for part in range(len(requests))]
 
 
-def _begin(work: Coroutine[object, object, None], tasks: set[asyncio.Task[None]]) -> None:
-    """Begin in an empty context: Serve cancels the calls of a client's request."""
-    task = asyncio.get_running_loop().create_task(work, context=Context())
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-
-
 def _is_scorable(request: GenerationRequest) -> bool:
     """Return whether a request has one completion of a prompt that is text or token ids alone."""
-    has_images = bool(request.prompt.images or (request.conversation is not None and request.conversation.images))
-    return request.n == 1 and not has_images and request.record is None and request.stop.max_tokens != 0
+    return request.n == 1 and not has_images(request) and request.record is None and request.stop.max_tokens != 0
 
 
 def _scoring(request: GenerationRequest, model: ModelRef, ids: TokenIds) -> GenerationRequest:

@@ -13,8 +13,8 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
-from serve_app.catalog.aliases import Order, Weights, heaviest_first
-from serve_app.catalog.resolve import Catalog, Draw
+from serve_app.catalog.aliases import Weights, heaviest_first, in_order, share_of
+from serve_app.catalog.resolve import Catalog, Wanted
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ContextOverflow, InvalidRequest, ModelLoading, NotSupported, ServeError
 from serve_app.core.ledger import Prices
@@ -25,14 +25,13 @@ from serve_app.core.tenants import LOCAL, Rights, Tenant
 from serve_app.router.accounting import Accounting
 from serve_app.router.admission import Admission, Ticket
 from serve_app.router.fleet import ASLEEP, Fleet
-from serve_app.router.lower import Resolve, Wanted, lower, model_param, new_response_id
+from serve_app.router.lower import Resolve, lower, model_param, new_response_id
 from serve_app.router.message import Writing, writing_of
 from serve_app.router.quotas import Permit, Rates
 from serve_app.router.resuming import Found
 from serve_app.router.rollouts import Rollouts
 from serve_app.router.run import Run, RunSettings
 from serve_app.router.shadow import Shadows
-from serve_app.router.variants import in_order, share_of
 from serve_app.router.waking import Answer, Waker
 
 MAX_ASKED = 64
@@ -357,18 +356,7 @@ class Router:
             return share_of("canary", address, *words, alone)
 
         takes_any = self._config.accepts_any_model and request.dialect.takes_any_model
-        return partial(self._resolve, takes_any=takes_any, order=ordered, draw=drawn)
-
-    def _resolve(self, wanted: Wanted, *, takes_any: bool, order: Order, draw: Draw) -> ModelRef:
-        return self.view.resolve(
-            wanted.model,
-            lora_path=wanted.adapter,
-            takes_any=takes_any,
-            param=wanted.param,
-            lora_param=wanted.adapter_param,
-            order=order,
-            draw=draw,
-        )
+        return partial(self.view.resolve, takes_any=takes_any, order=ordered, draw=drawn)
 
     def _is_ready(self, name: str) -> bool:
         try:

@@ -7,7 +7,6 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -18,6 +17,7 @@ from serve_app.core.shares import Share
 from serve_app.router.admission import Admission
 from serve_app.router.fleet import Fleet
 from serve_app.router.lower import new_response_id
+from serve_app.router.patience import begin
 from serve_app.router.run import Run, RunSettings
 
 logger = logging.getLogger(__name__)
@@ -84,10 +84,7 @@ class Shadows:
         if len(self._tasks) >= MAX_AT_ONCE:
             self._tally(address).outcomes[Outcome.DROPPED] += 1
             return
-        work = self._run(address, lower, request_id=request_id, settings=settings)
-        task = asyncio.get_running_loop().create_task(work, context=Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        begin(self._run(address, lower, request_id=request_id, settings=settings), self._tasks)
 
     async def _run(self, address: str, lower: Lower, *, request_id: str, settings: RunSettings) -> None:
         began_at, outcome, code = time.monotonic(), Outcome.FAILED, ""

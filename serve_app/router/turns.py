@@ -1,10 +1,11 @@
-"""Decides which admitted request the router hands to replicas next; the engine orders sequences by itself."""
+"""Decides which admitted request the router hands to replicas next, and what part of everything is whose by weight."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
@@ -117,3 +118,37 @@ def is_room(num_slots: int, *, part: float, total: int, own: int) -> bool:
     """
     bound = max(MIN_AT_WORK, math.ceil(WORK_PER_SLOT * num_slots))
     return total < bound or (own < max(MIN_EACH, bound * part) and total < 2 * bound)
+
+
+LATELY_S = 60.0
+"""Whoever asked within it is kept room for; who comes after longer is kept room for from then on."""
+
+
+class Active:
+    """clock: seconds, monotonic"""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._flows: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._weight = 0.0
+
+    def __len__(self) -> int:
+        return len(self._flows)
+
+    def note(self, share: Share) -> None:
+        """One of the flow's requests has come, whatever becomes of it."""
+        self._forget(share.flow)
+        self._flows[share.flow] = self._clock(), share.weight
+        self._weight += share.weight
+        while self._clock() - next(iter(self._flows.values()))[0] > LATELY_S:
+            self._forget(next(iter(self._flows)))
+
+    def part_of(self, flow: str) -> float:
+        """From 0 to 1; 1 of who is alone, and of who was not heard of."""
+        known = self._flows.get(flow)
+        return 1.0 if known is None or len(self._flows) == 1 else known[1] / self._weight
+
+    def _forget(self, flow: str) -> None:
+        known = self._flows.pop(flow, None)
+        if known is not None:
+            self._weight -= known[1]

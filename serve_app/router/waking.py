@@ -8,13 +8,13 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from serve_app.core.errors import ModelLoading
 from serve_app.router.admission import Ticket
 from serve_app.router.fleet import ASLEEP, LOADING_RETRY_S, Fleet
+from serve_app.router.patience import begin
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +78,7 @@ class Waker:
         """Wait until the model is awake, or a wake has failed."""
         if model not in self._waking:
             self._waking[model] = _Waking(began=self._clock())
-            task = asyncio.get_running_loop().create_task(self._run(model, wake), context=Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            begin(self._run(model, wake), self._tasks)
         waking = self._waking[model]
         if len(waking.waiters) >= MAX_WAITING:
             raise self._not_ready(model, waking)

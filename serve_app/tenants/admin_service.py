@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -26,17 +25,23 @@ MAX_EVENT = 2**63 - 1
 MOST_EVENTS = 1000
 """Of one answer; what was asked for after the last of them is the next one."""
 KNOWN_SCOPES = frozenset(map(str, Scope))
+ADMINISTRATORS = "administrators"
+"""The tenant of the first key of an administrator; it may use no model."""
 
 Arguments = Mapping[str, object]
 Answer = dict[str, object]
 
 
 class AdminService:
-    """The one place where administration begins: what HTTP and the command line ask for is spelled alike."""
+    """The one place where administration begins: what HTTP and the command line ask for is spelled alike.
+
+    pepper: under which digests are made. Raises TenancyError where the store's keys were made under another.
+    """
 
     def __init__(self, store: TenantStore, pepper: bytes) -> None:
+        store.use_pepper(pepper)
         self._store = store
-        self._administration = Administration(store, pepper)
+        self._pepper = pepper
         self.ledger = LedgerStore(store.engine)
         self.batches = BatchStore(store.engine)
         self._batch_work = BatchWork(self.ledger, clock=time.monotonic, wall=time.time)
@@ -84,24 +89,33 @@ class AdminService:
         return told_of(tenant)
 
     def _set_tenant(self, arguments: Arguments, by: Author) -> Answer:
-        return told_of(self._administration.change_tenant(str(arguments["name"]), arguments, by))
+        name = str(arguments["name"])
+        return told_of(self._store.change_tenant(name, lambda tenant: changed(tenant, arguments), by))
 
     def _remove_tenant(self, arguments: Arguments, by: Author) -> Answer:
-        self._administration.remove_tenant(str(arguments["name"]), by)
-        return {"removed": arguments["name"]}
+        name = str(arguments["name"])
+        if name == ADMINISTRATORS:
+            raise TenancyError(f"{name!r} stays: without its keys nobody administers; revoke those that are to end.")
+        self._store.remove_tenant(name, by)
+        return {"removed": name}
 
     def _apply_tenants(self, arguments: Arguments, by: Author) -> Answer:
         _check_names(arguments, "tenants", "dry_run")
         is_dry = arguments.get("dry_run", False)
         if not isinstance(is_dry, bool):
             raise TenancyError(f"dry_run must be true or false; found {str(is_dry)[:96]!r}.")
-        found = self._administration.difference(arguments.get("tenants"))
+        wanted = _tenants_in(arguments.get("tenants"))
+        version = self._store.version  # first: what changes meanwhile is not applied to
+        there = {tenant.name: tenant for tenant in self._store.tenants()}
+        added = [each for each in wanted if each.name not in there]
+        other = [each for each in wanted if there.get(each.name, each) != each]
+        removed = sorted(there.keys() - {each.name for each in wanted} - {ADMINISTRATORS})
         if not is_dry:
-            self._administration.apply(found, by)
+            self._store.change_tenants(by, added=added, changed=other, removed=removed, version=version)
         return {
-            "added": [told_of(tenant) for tenant in found.added],
-            "changed": {name: {field: list(pair) for field, pair in of.items()} for name, of in found.changes.items()},
-            "removed": list(found.removed),
+            "added": [told_of(tenant) for tenant in added],
+            "changed": {each.name: _changes(there[each.name], each) for each in other},
+            "removed": removed,
         }
 
     def _list_keys(self, arguments: Arguments, by: Author) -> Answer:
@@ -115,23 +129,37 @@ class AdminService:
             raise TenancyError("tenant must be the name of one.")
         scopes = _scopes(arguments.get("scopes"))
         lifetime_s = _seconds("lifetime_s", arguments.get("lifetime_s"))
-        return _shown_once(
-            self._administration.create_key(str(arguments["tenant"]), by, scopes=scopes, lifetime_s=lifetime_s)
-        )
+        return self._created(str(arguments["tenant"]), scopes, lifetime_s, by)
 
     def _create_admin_key(self, arguments: Arguments, by: Author) -> Answer:
+        """One that may administer and read metrics, and complete nothing; of a tenant that is made where it is not."""
         _check_names(arguments, "lifetime_s")
         lifetime_s = _seconds("lifetime_s", arguments.get("lifetime_s"))
-        return _shown_once(self._administration.create_admin_key(by, lifetime_s=lifetime_s))
+        try:
+            self._store.tenant(ADMINISTRATORS)
+        except NotThere:
+            self._store.add_tenant(tenant_from({"name": ADMINISTRATORS, "models": []}), by)
+        return self._created(ADMINISTRATORS, frozenset({Scope.ADMIN, Scope.METRICS}), lifetime_s, by)
 
     def _rotate_key(self, arguments: Arguments, by: Author) -> Answer:
+        """A new key with the rights of an old one, which is good for a while more."""
         _check_names(arguments, "id", "overlap_s")
         overlap_s = _seconds("overlap_s", arguments.get("overlap_s"))
         overlap_s = DEFAULT_OVERLAP_S if overlap_s is None else overlap_s
-        return _shown_once(self._administration.rotate_key(str(arguments["id"]), by, overlap_s=overlap_s))
+        if overlap_s < 0:
+            raise TenancyError(f"overlap_s must be at least 0; found {overlap_s:g}.")
+        key_id, secret = str(arguments["id"]), new_key()
+
+        def successor(old: Key) -> Key:
+            if not old.is_valid(by.at):
+                raise TenancyError(f"The key {key_id!r} has expired or was revoked; create another.")
+            lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at
+            return self._made(old.tenant, secret, by, old.scopes, lifetime_s)
+
+        return _shown_once(self._store.replace_key(key_id, successor, by.at + overlap_s, by), secret)
 
     def _revoke_key(self, arguments: Arguments, by: Author) -> Answer:
-        self._administration.revoke_key(str(arguments["id"]), by)
+        self._store.end_key(str(arguments["id"]), by.at, by)
         return told_of_key(self._store.key(str(arguments["id"])))
 
     def _list_events(self, arguments: Arguments, by: Author) -> Answer:
@@ -145,13 +173,42 @@ class AdminService:
         question = question_of(arguments)
         return _list_of(report_of(self.ledger.usage(question))) | {"columns": columns_of(question)}
 
+    def _created(self, tenant: str, scopes: frozenset[Scope], lifetime_s: float | None, by: Author) -> Answer:
+        if not scopes:
+            raise TenancyError(f"A key needs at least one scope of {', '.join(Scope)}.")
+        if lifetime_s is not None and lifetime_s <= 0:
+            raise TenancyError(f"A key's time to live must be more than 0 s; found {lifetime_s:g}.")
+        secret = new_key()
+        key = self._made(tenant, secret, by, scopes, lifetime_s)
+        self._store.add_key(key, by)
+        return _shown_once(key, secret)
+
+    def _made(self, tenant: str, secret: str, by: Author, scopes: frozenset[Scope], lifetime_s: float | None) -> Key:
+        return Key(
+            id=new_key_id(),
+            tenant=tenant,
+            digest=digest_of(secret, self._pepper),
+            scopes=scopes,
+            created_at=by.at,
+            expires_at=None if lifetime_s is None else by.at + lifetime_s,
+        )
+
 
 def _list_of(found: list[dict[str, object]]) -> Answer:
     return {"object": "list", "data": found}
 
 
-def _shown_once(made: NewKey) -> Answer:
-    return {**told_of_key(made.key), "key": made.secret}
+def _shown_once(key: Key, secret: str) -> Answer:
+    return {**told_of_key(key), "key": secret}
+
+
+def _tenants_in(declared: object) -> list[Tenant]:
+    if not isinstance(declared, list):
+        raise TenancyError("tenants must be a list.")
+    wanted = [tenant_from(each) for each in declared]
+    if twice := names_twice(each.name for each in wanted):
+        raise TenancyError(f"tenants are there twice: {', '.join(twice)}.")
+    return wanted
 
 
 def _check_names(arguments: Arguments, *known: str) -> None:
@@ -162,7 +219,7 @@ def _check_names(arguments: Arguments, *known: str) -> None:
 
 def _scopes(sent: object) -> frozenset[Scope]:
     if sent is None:
-        return DEFAULT_SCOPES
+        return frozenset({Scope.INFER})
     if not isinstance(sent, list) or not all(each in KNOWN_SCOPES for each in map(str, sent)):
         raise TenancyError(f"scopes must be a list of {', '.join(Scope)}; found {str(sent)[:96]}.")
     return frozenset(map(Scope, map(str, sent)))
@@ -178,136 +235,6 @@ def _seconds(name: str, sent: object) -> float | None:
     return float(sent)
 
 
-DEFAULT_SCOPES = frozenset({Scope.INFER})
-ADMINISTRATORS = "administrators"
-"""The tenant of the first key of an administrator; it may use no model."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewKey:
-    """secret: what the tenant sends; it is shown this once and kept nowhere"""
-
-    key: Key
-    secret: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """What makes the tenants of a store those of a file.
-
-    changes: of each tenant that is there and other: field, what it is, what it becomes
-    version: of the store that it was found in
-    """
-
-    added: tuple[Tenant, ...]
-    changed: tuple[Tenant, ...]
-    removed: tuple[str, ...]
-    changes: Mapping[str, Mapping[str, tuple[object, object]]]
-    version: int
-
-
-class Administration:
-    """pepper: under which digests are made. Raises TenancyError where the store's keys were made under another."""
-
-    def __init__(self, store: TenantStore, pepper: bytes) -> None:
-        store.use_pepper(pepper)
-        self._store = store
-        self._pepper = pepper
-
-    def create_key(
-        self, tenant: str, by: Author, *, scopes: Collection[Scope] = DEFAULT_SCOPES, lifetime_s: float | None = None
-    ) -> NewKey:
-        """Raises TenancyError where there is no such tenant, no scope, or no time to live."""
-        if not scopes:
-            raise TenancyError(f"A key needs at least one scope of {', '.join(Scope)}.")
-        if lifetime_s is not None and not 0 < lifetime_s < math.inf:
-            raise TenancyError(f"A key's time to live must be more than 0 s; found {lifetime_s:g}.")
-        secret = new_key()
-        key = self._made(tenant, secret, by, frozenset(scopes), lifetime_s)
-        self._store.add_key(key, by)
-        return NewKey(key=key, secret=secret)
-
-    def create_admin_key(self, by: Author, *, lifetime_s: float | None = None) -> NewKey:
-        """One that may administer and read metrics, and complete nothing; of a tenant that is made where it is not."""
-        try:
-            self._store.tenant(ADMINISTRATORS)
-        except NotThere:
-            self._store.add_tenant(tenant_from({"name": ADMINISTRATORS, "models": []}), by)
-        return self.create_key(ADMINISTRATORS, by, scopes={Scope.ADMIN, Scope.METRICS}, lifetime_s=lifetime_s)
-
-    def revoke_key(self, key_id: str, by: Author) -> None:
-        """It is good for nothing from now on. Raises TenancyError where there is none."""
-        self._store.end_key(key_id, by.at, by)
-
-    def rotate_key(self, key_id: str, by: Author, *, overlap_s: float) -> NewKey:
-        """A new key with the rights of an old one, which is good for `overlap_s` more.
-
-        Raises TenancyError where the old one is none, or is good for nothing any more.
-        """
-        if not 0 <= overlap_s < math.inf:
-            raise TenancyError(f"overlap_s must be at least 0; found {overlap_s:g}.")
-        secret = new_key()
-
-        def successor(old: Key) -> Key:
-            if not old.is_valid(by.at):
-                raise TenancyError(f"The key {key_id!r} has expired or was revoked; create another.")
-            lifetime_s = None if old.expires_at is None else old.expires_at - old.created_at
-            return self._made(old.tenant, secret, by, old.scopes, lifetime_s)
-
-        return NewKey(key=self._store.replace_key(key_id, successor, by.at + overlap_s, by), secret=secret)
-
-    def change_tenant(self, name: str, changes: object, by: Author) -> Tenant:
-        """Raises TenancyError."""
-        return self._store.change_tenant(name, lambda tenant: changed(tenant, changes), by)
-
-    def remove_tenant(self, name: str, by: Author) -> None:
-        """With all of its keys. Raises TenancyError, also for that of the administrators."""
-        if name == ADMINISTRATORS:
-            raise TenancyError(f"{name!r} stays: without its keys nobody administers; revoke those that are to end.")
-        self._store.remove_tenant(name, by)
-
-    def difference(self, declared: object) -> Difference:
-        """What `apply` would do. declared: all tenants there are to be. Raises TenancyError."""
-        if not isinstance(declared, list):
-            raise TenancyError("tenants must be a list.")
-        wanted = [tenant_from(each) for each in declared]
-        if twice := names_twice(each.name for each in wanted):
-            raise TenancyError(f"tenants are there twice: {', '.join(twice)}.")
-        version = self._store.version  # first: what changes meanwhile is not applied to
-        there = {tenant.name: tenant for tenant in self._store.tenants()}
-        new = {tenant.name for tenant in wanted} - there.keys()
-        other = tuple(each for each in wanted if each.name not in new and each != there[each.name])
-        return Difference(
-            added=tuple(each for each in wanted if each.name in new),
-            changed=other,
-            removed=tuple(sorted(there.keys() - {each.name for each in wanted} - {ADMINISTRATORS})),
-            changes={each.name: _changes(there[each.name], each) for each in other},
-            version=version,
-        )
-
-    def apply(self, difference: Difference, by: Author) -> None:
-        """All of it, each with an event of its own, or nothing. Raises TenancyError where the store has changed since
-        the difference was found.
-        """
-        self._store.change_tenants(
-            by,
-            added=difference.added,
-            changed=difference.changed,
-            removed=difference.removed,
-            version=difference.version,
-        )
-
-    def _made(self, tenant: str, secret: str, by: Author, scopes: frozenset[Scope], lifetime_s: float | None) -> Key:
-        return Key(
-            id=new_key_id(),
-            tenant=tenant,
-            digest=digest_of(secret, self._pepper),
-            scopes=scopes,
-            created_at=by.at,
-            expires_at=None if lifetime_s is None else by.at + lifetime_s,
-        )
-
-
 def told_of_key(key: Key) -> dict[str, object]:
     """What an administrator is shown of a key: nothing that it could be found by."""
     told = asdict(key) | {"scopes": sorted(key.scopes)}
@@ -315,6 +242,7 @@ def told_of_key(key: Key) -> dict[str, object]:
     return told
 
 
-def _changes(old: Tenant, new: Tenant) -> dict[str, tuple[object, object]]:
+def _changes(old: Tenant, new: Tenant) -> dict[str, list[object]]:
+    """Of each field that is other: what it is, and what it becomes."""
     before, after = told_of(old), told_of(new)
-    return {name: (before[name], after[name]) for name in after if before[name] != after[name]}
+    return {name: [before[name], after[name]] for name in after if before[name] != after[name]}

@@ -82,7 +82,12 @@ def changed(published: AdapterSet, change: Change) -> AdapterSet:
         if current is None and change.served is None:
             raise _not_found(change)
         return _next(published, change, others, (*withdrawn, key)[-MAX_WITHDRAWN:])
-    new = _ways[change.action](current, change)
+    if change.action == "publish":
+        new = _published(current, change)
+    elif current is None:
+        raise _not_found(change)
+    else:
+        new = _ways[change.action](current, change)
     if new == current:
         return published
     if len(others) >= MAX_PUBLISHED:
@@ -129,10 +134,8 @@ def _tried(current: PublishedAdapter | None, change: Change, *, share: float) ->
     return replace(current, canary=canary)
 
 
-def _widened(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+def _widened(current: PublishedAdapter, change: Change) -> PublishedAdapter:
     """Return the adapter with a larger share for its canary; with all of it, the canary is what the name means."""
-    if current is None:
-        raise _not_found(change)
     canary, share = current.canary, change.share
     if canary is None or share is None or (canary.version, canary.share) != (change.version, change.tried):
         return current  # it has ended, or another router was first
@@ -142,10 +145,8 @@ def _widened(current: PublishedAdapter | None, change: Change) -> PublishedAdapt
     return replace(current, canary=replace(canary, share=share, since=change.at))
 
 
-def _rolled_back(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
+def _rolled_back(current: PublishedAdapter, change: Change) -> PublishedAdapter:
     """Return the adapter without its canary; if it has none, in the version that it had before."""
-    if current is None:
-        raise _not_found(change)
     if change.version and (current.canary is None or current.canary.version != change.version):
         return current  # it has ended
     if current.canary is not None:
@@ -156,15 +157,8 @@ def _rolled_back(current: PublishedAdapter | None, change: Change) -> PublishedA
     return _as_published(change, current.previous, (current.version, current.path))
 
 
-def _held(current: PublishedAdapter | None, change: Change) -> PublishedAdapter:
-    """Return the adapter as it is."""
-    if current is None:
-        raise _not_found(change)
-    return current
-
-
-_ways: Mapping[str, Callable[[PublishedAdapter | None, Change], PublishedAdapter]] = MappingProxyType(
-    {"publish": _published, "roll back": _rolled_back, "widen": _widened, "hold": _held}
+_ways: Mapping[str, Callable[[PublishedAdapter, Change], PublishedAdapter]] = MappingProxyType(
+    {"roll back": _rolled_back, "widen": _widened, "hold": lambda current, change: current}
 )
 
 

@@ -15,6 +15,8 @@ from serve_app.tenants.store import Author, TenantStore, fact, note
 
 REVISION = "adapters"
 """The name of the fact."""
+KEPT = ("base", "name", "version", "path", "published_at", "by")
+"""Of an adapter, under the same names as columns."""
 
 
 def published_in(store: TenantStore) -> AdapterSet:
@@ -76,13 +78,8 @@ def _read(connection: Connection) -> AdapterSet:
     }
     adapters = tuple(
         PublishedAdapter(
-            base=row.base,
-            name=row.name,
-            version=row.version,
-            path=row.path,
+            **{name: getattr(row, name) for name in KEPT},
             previous=None if row.previous_version is None else (row.previous_version, row.previous_path),
-            published_at=row.published_at,
-            by=row.by,
             canary=canaries.get((row.base, row.name)),
         )
         for row in sorted(rows, key=lambda row: (row.base, row.name))
@@ -111,24 +108,15 @@ def _write(connection: Connection, before: AdapterSet, after: AdapterSet, *, at:
     rows += [_tombstone(*each, at=at) for each in after.withdrawn if each not in kept_names]
     if rows:
         connection.execute(insert(tables.published), rows)
-    if not connection.execute(
-        update(tables.facts).where(tables.facts.c.name == REVISION).values(value=after.revision)
-    ).rowcount:
+    known = update(tables.facts).where(tables.facts.c.name == REVISION)
+    if not connection.execute(known.values(value=after.revision)).rowcount:
         connection.execute(insert(tables.facts), [{"name": REVISION, "value": after.revision}])
 
 
 def _row(adapter: PublishedAdapter) -> dict[str, object]:
     version, path = adapter.previous or (None, None)
-    return {
-        "base": adapter.base,
-        "name": adapter.name,
-        "version": adapter.version,
-        "path": adapter.path,
-        "previous_version": version,
-        "previous_path": path,
-        "published_at": adapter.published_at,
-        "by": adapter.by,
-    }
+    kept = {name: getattr(adapter, name) for name in KEPT}
+    return {**kept, "previous_version": version, "previous_path": path}
 
 
 def _tombstone(base: str, name: str, *, at: float) -> dict[str, object]:

@@ -66,9 +66,9 @@ class TenantStore:
     """
 
     def __init__(self, url: str, *, is_made: bool = True) -> None:
-        self._engine = engine_of(url)
-        if is_made and self._engine.dialect.name == "sqlite":
-            event.listen(self._engine, "connect", _prepare_sqlite)
+        self.engine = engine_of(url)
+        if is_made and self.engine.dialect.name == "sqlite":
+            event.listen(self.engine, "connect", _prepare_sqlite)
         try:
             schema = self._create() if is_made else self._schema()
             if schema != tables.SCHEMA:
@@ -78,47 +78,42 @@ class TenantStore:
             if isinstance(error, SQLAlchemyError):
                 raise unopened(error) from error
             raise
-        if (file := file_of(self._engine.url)) is not None:
+        if (file := file_of(self.engine.url)) is not None:
             place = Opened(file)
             for moment in ("do_connect", "checkout"):
-                event.listen(self._engine, moment, place.check)
-
-    @property
-    def engine(self) -> Engine:
-        """Of the database, for what else is kept there."""
-        return self._engine
+                event.listen(self.engine, moment, place.check)
 
     @contextmanager
     def growing(self) -> Iterator[Connection]:
         """Begin a transaction that makes a new version; nobody else changes meanwhile what is read in it."""
         version = tables.facts.c.name == "version"
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             connection.execute(update(tables.facts).where(version).values(value=tables.facts.c.value + 1))
             yield connection
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     @property
     def version(self) -> int:
         """Of what is kept now."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return fact(connection, "version")
 
     @property
     def has_pepper(self) -> bool:
         """Whether a pepper was used with it already."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return fact(connection, "pepper") > 0
 
     def is_pepper(self, pepper: bytes) -> bool:
         """Whether keys are made under it; any is, where none was used yet."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return fact(connection, "pepper") in (0, fingerprint_of(pepper))
 
     def use_pepper(self, pepper: bytes) -> None:
         """Raises TenancyError where keys were made under another one, as none of them would open the door."""
-        with self._engine.begin() as connection:
+        with self.engine.begin() as connection:
             known = fact(connection, "pepper")
             if not known:
                 row = {"name": "pepper", "value": fingerprint_of(pepper)}
@@ -128,24 +123,22 @@ class TenantStore:
 
     def directory(self, pepper: bytes) -> Directory:
         """Everything as it is at one moment."""
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             version = fact(connection, "version")  # first: what changes meanwhile is looked at again
             rows, keys = connection.execute(select(tables.tenants)).all(), connection.execute(select(tables.keys)).all()
             added = when_added(connection)
-        tenants = [replace(tenant_of(row), added=added.get(row.name, 0)) for row in rows]
+        tenants = [replace(tenant_from(row.declared), added=added.get(row.name, 0)) for row in rows]
         return Directory(tenants, map(key_of, keys), pepper=pepper, version=version)
 
     def tenants(self) -> list[Tenant]:
         """All of them, by name."""
-        with self._engine.connect() as connection:
-            return [
-                tenant_of(row) for row in connection.execute(select(tables.tenants).order_by(tables.tenants.c.name))
-            ]
+        with self.engine.connect() as connection:
+            rows = connection.execute(select(tables.tenants.c.declared).order_by(tables.tenants.c.name))
+            return [tenant_from(row.declared) for row in rows]
 
     def tenant(self, name: str) -> Tenant:
         """Raises NotThere."""
-        check_name("tenant", name)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return tenant_named(connection, name)
 
     def keys(self, tenant: str | None = None) -> list[Key]:
@@ -153,19 +146,18 @@ class TenantStore:
         wanted = select(tables.keys).order_by(tables.keys.c.created_at, tables.keys.c.id)
         if tenant is not None:
             wanted = wanted.where(tables.keys.c.tenant == tenant)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return [key_of(row) for row in connection.execute(wanted)]
 
     def key(self, key_id: str) -> Key:
         """Raises NotThere."""
-        check_name("key", key_id)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return key_named(connection, key_id)
 
     def events(self, *, after: int = 0, most: int = 1000) -> list[Event]:
         """Those behind the event of that number, the oldest first."""
         wanted = select(tables.events).where(tables.events.c.id > after).order_by(tables.events.c.id).limit(most)
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return [Event(**row) for row in connection.execute(wanted).mappings()]
 
     def add_tenant(self, tenant: Tenant, by: Author) -> None:
@@ -181,11 +173,9 @@ class TenantStore:
 
         Raises NotThere, and what making it raises.
         """
-        check_name("tenant", name)
         with self.growing() as connection:
             tenant = change(tenant_named(connection, name))
-            set_tenant(connection, tenant)
-            note(connection, by, "set tenant", name, told_of(tenant))
+            set_tenant(connection, tenant, by)
         return tenant
 
     def change_tenants(
@@ -201,21 +191,18 @@ class TenantStore:
 
         version: that this was made for; of another nothing is changed. None is any
         """
-        for name in removed:
-            check_name("tenant", name)
         if not (added or changed or removed):
             return
         with self.growing() as connection:
             if version is not None and fact(connection, "version") != version + 1:
                 raise TenancyError("The tenants were changed meanwhile, and nothing was done; try again.")
             for tenant in added:
-                add_tenant(connection, tenant)
-                note(connection, by, ADDED, tenant.name, told_of(tenant))
+                add_tenant(connection, tenant, by)
             for tenant in changed:
-                set_tenant(connection, tenant)
-                note(connection, by, "set tenant", tenant.name, told_of(tenant))
+                set_tenant(connection, tenant, by)
             for name in removed:
-                remove_tenant(connection, name)
+                tenant_named(connection, name)
+                connection.execute(delete(tables.tenants).where(tables.tenants.c.name == name))
                 note(connection, by, "remove tenant", name, {})
 
     def add_key(self, key: Key, by: Author) -> None:
@@ -232,7 +219,6 @@ class TenantStore:
 
         Raises NotThere.
         """
-        check_name("key", key_id)
         with self.growing() as connection:
             end_key(connection, key_named(connection, key_id), until, by, {})
 
@@ -241,7 +227,6 @@ class TenantStore:
 
         successor: makes it of the old one. Raises NotThere, and what that raises.
         """
-        check_name("key", key_id)
         with self.growing() as connection:
             old = key_named(connection, key_id)
             new = successor(old)
@@ -250,11 +235,11 @@ class TenantStore:
         return new
 
     def _schema(self) -> int:
-        with self._engine.connect() as connection:
+        with self.engine.connect() as connection:
             return fact(connection, "schema")
 
     def _create(self) -> int:
-        with tables.creating(self._engine) as connection:
+        with tables.creating(self.engine) as connection:
             if not fact(connection, "schema"):
                 rows = [{"name": "schema", "value": tables.SCHEMA}, {"name": "version", "value": 1}]
                 connection.execute(insert(tables.facts), rows)
@@ -301,11 +286,12 @@ def note(connection: Connection, by: Author, action: str, subject: str, details:
     connection.execute(insert(tables.events), [row])
 
 
-def add_tenant(connection: Connection, tenant: Tenant) -> None:
+def add_tenant(connection: Connection, tenant: Tenant, by: Author) -> None:
     try:
         connection.execute(insert(tables.tenants), [{"name": tenant.name, "declared": told_of(tenant)}])
     except IntegrityError:
         raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
+    note(connection, by, ADDED, tenant.name, told_of(tenant))
 
 
 def when_added(connection: Connection) -> dict[str, int]:
@@ -316,22 +302,19 @@ def when_added(connection: Connection) -> dict[str, int]:
     return {row.subject: row.number for row in connection.execute(wanted)}
 
 
-def set_tenant(connection: Connection, tenant: Tenant) -> None:
+def set_tenant(connection: Connection, tenant: Tenant, by: Author) -> None:
     wanted = update(tables.tenants).where(tables.tenants.c.name == tenant.name)
     if not connection.execute(wanted.values(declared=told_of(tenant))).rowcount:
         raise NotThere(f"There is no tenant {tenant.name!r}.")
-
-
-def remove_tenant(connection: Connection, name: str) -> None:
-    if not connection.execute(delete(tables.tenants).where(tables.tenants.c.name == name)).rowcount:
-        raise NotThere(f"There is no tenant {name!r}.")
+    note(connection, by, "set tenant", tenant.name, told_of(tenant))
 
 
 def tenant_named(connection: Connection, name: str) -> Tenant:
+    check_name("tenant", name)
     row = connection.execute(select(tables.tenants).where(tables.tenants.c.name == name)).one_or_none()
     if row is None:
         raise NotThere(f"There is no tenant {name!r}.")
-    return tenant_of(row)
+    return tenant_from(row.declared)
 
 
 def add_key(connection: Connection, key: Key, by: Author) -> None:
@@ -347,10 +330,6 @@ def end_key(connection: Connection, key: Key, until: float, by: Author, details:
     note(connection, by, "end key", key.id, {"revoked_at": until, **details})
 
 
-def tenant_of(row: Row[Any]) -> Tenant:
-    return tenant_from(row.declared)
-
-
 def check_name(kind: str, name: str) -> None:
     """Raise NotThere for what no database may be asked for, as half a character, or NUL."""
     if not is_name(name):
@@ -358,6 +337,7 @@ def check_name(kind: str, name: str) -> None:
 
 
 def key_named(connection: Connection, key_id: str) -> Key:
+    check_name("key", key_id)
     row = connection.execute(select(tables.keys).where(tables.keys.c.id == key_id)).one_or_none()
     if row is None:
         raise NotThere(f"There is no key {key_id!r}.")
@@ -365,12 +345,4 @@ def key_named(connection: Connection, key_id: str) -> Key:
 
 
 def key_of(row: Row[Any]) -> Key:
-    return Key(
-        id=row.id,
-        tenant=row.tenant,
-        digest=row.digest,
-        scopes=frozenset(map(Scope, row.scopes)),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-    )
+    return Key(**row._asdict() | {"scopes": frozenset(map(Scope, row.scopes))})

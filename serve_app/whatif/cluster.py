@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +9,12 @@ from pydantic import ValidationError
 
 from serve_app.check.document import UnreadableYaml, read_document
 from serve_app.deployments.arguments import ModelArgs, RouterSettings
-from serve_app.router.placement import PlacementPolicy
 from serve_app.whatif.costs import StepCosts
-from serve_app.whatif.errors import Unusable
 from serve_app.whatif.simulation import Service
+from serve_app.whatif.trace import Unusable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deployed:
-    """A model of a cluster file. num_replicas: as written, of an autoscaled one the most"""
-
-    service: Service
-    num_replicas: int
-    policy: PlacementPolicy
-
-
-def read_cluster(file: str, costs: StepCosts, *, model: str | None = None) -> Deployed:
+def read_cluster(file: str, costs: StepCosts, *, model: str | None = None) -> Service:
     """Return one model of the file. model: its name; None is the first. Raises Unusable."""
     try:
         applications = read_document(Path(file).read_text(encoding="utf-8")).data["applications"]
@@ -42,8 +31,7 @@ def read_cluster(file: str, costs: StepCosts, *, model: str | None = None) -> De
         raise Unusable(f"{file} is no cluster file; `serve_app check {file}` says what it lacks") from error
     scaling = _of([models[name]], "Model")
     most = (scaling.get("autoscaling_config") or {}).get("max_replicas") or scaling.get("num_replicas") or 1
-    service = Service(config=arguments, costs=costs, admission=settings)
-    return Deployed(service=service, num_replicas=int(most), policy=settings.placement)
+    return Service(config=arguments, costs=costs, admission=settings, num_replicas=int(most), policy=settings.placement)
 
 
 def _of(applications: list[Any], deployment: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from serve_app.whatif.errors import Unusable
+from serve_app.whatif.trace import Unusable
 
 SWEEPS = 20_000
 SMALLEST = 1e-12

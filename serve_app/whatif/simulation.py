@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import selectors
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,30 +17,34 @@ from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Delta, PromptReport
 from serve_app.core.errors import Overloaded
 from serve_app.engine.config import EngineConfig
-from serve_app.router.admission import Admission, AdmissionSettings
+from serve_app.router.admission import Admission, AdmissionSettings, Room
 from serve_app.router.link import ReplicaLink
 from serve_app.router.placement import Placement, PlacementPolicy
-from serve_app.router.room import Room
-from serve_app.whatif.clock import VirtualLoop
 from serve_app.whatif.costs import StepCosts, Work
-from serve_app.whatif.errors import Unusable
 from serve_app.whatif.replica import SimulatedReplica
-from serve_app.whatif.trace import Asked
+from serve_app.whatif.trace import Asked, Unusable
 
 ROUTER_ID = "router"
 GREETING_S = 1.0
 """Between two looks of a router at what replicas say of themselves."""
+BEGIN_S = 1.0
+"""No time is 0, which some take for none."""
 MOST_REPLICAS = 4096
 """That are tried before it is said that no number is enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """One model as it is deployed: the engine's settings, the router's, and what steps cost."""
+    """One model as it is deployed: the engine's settings, the router's, and what steps cost.
+
+    num_replicas: as the file has it, of an autoscaled one the most
+    """
 
     config: EngineConfig
     costs: StepCosts
     admission: AdmissionSettings = field(default_factory=AdmissionSettings)
+    num_replicas: int = 1
+    policy: PlacementPolicy = "warm"
 
 
 class Served(NamedTuple):
@@ -168,6 +173,31 @@ async def _played(
     if watch is not None:
         watch.cancel()
     return router
+
+
+class Jump(selectors.SelectSelector):
+    """Passes the time that it should wait, and never waits: nothing comes from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = BEGIN_S
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("everything waits, and nothing is left that could happen")
+        self.now += max(timeout, 0.0)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Runs coroutines on a clock of their own. The same coroutines give the same events every time."""
+
+    def __init__(self) -> None:
+        self._jump = Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now
 
 
 class VirtualRouter:

@@ -25,7 +25,6 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.core.shares import Priority, Share
-from serve_app.whatif.errors import Unusable
 
 BLOCK_TOKENS = 512
 """Of a hash in Mooncake's traces."""
@@ -33,6 +32,10 @@ MAX_TOKENS = 1 << 24
 """Of a prompt or a completion; more is a mistake in the file."""
 DONE = 200
 PRIORITIES: dict[str, Priority] = {"interactive": "interactive", "standard": "standard", "batch": "batch"}
+
+
+class Unusable(Exception):
+    """A file or a case cannot be simulated; the message is for a person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

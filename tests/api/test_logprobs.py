@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from serve_app.api.logprobs import ShownRecording, numbers_text
 from serve_app.api.sse import Fragment, dump
-from serve_app.core.recording import Recording
+from serve_app.core.delta import Recording
 
 FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 TEXT = st.text(max_size=20)

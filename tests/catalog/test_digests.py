@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.catalog import digests
-from serve_app.catalog.digests import Digests, digest_of
+from serve_app.catalog import files
+from serve_app.catalog.files import Digests, digest_of
 
 CONTENT, OTHER = b"one" * 1000, b"two" * 1000
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where digests are kept, at once."""
-    monkeypatch.setattr(digests, "SETTLED_S", 0.0)
+    monkeypatch.setattr(files, "SETTLED_S", 0.0)
     return tmp_path / "cache" / "digests"
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_has_changed_is_read_again(change: Callable[[Path], None], p
 def test_a_file_that_changed_just_now_is_not_remembered(
     path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "SETTLED_S", 3600.0)
+    monkeypatch.setattr(files, "SETTLED_S", 3600.0)
     Digests(place).of(path)
     assert not place.exists()
 
@@ -83,7 +83,7 @@ def test_a_damaged_file_of_digests_is_an_empty_one(kept: bytes, path: Path, plac
 
 def test_the_file_of_digests_is_bounded(path: Path, place: Path) -> None:
     place.parent.mkdir()
-    place.write_bytes(b" " * (digests.MAX_BYTES + 1))
+    place.write_bytes(b" " * (files.MAX_DIGESTS_BYTES + 1))
     Digests(place).of(path)
     assert place.stat().st_size < 1000
 

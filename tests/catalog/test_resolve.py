@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.catalog.files import CatalogError
-from serve_app.catalog.resolve import Catalog
+from serve_app.catalog.resolve import Catalog, Wanted
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.errors import (
     AdapterNotFound,
@@ -133,7 +133,7 @@ def test_a_model_whose_adapters_were_all_withdrawn_has_none_of_that_name() -> No
 def test_lora_path_chooses_the_adapter_where_the_model_does_not(
     name: str, lora_path: str | None, expected: ModelRef
 ) -> None:
-    assert CATALOG.resolve(name, lora_path=lora_path) == expected
+    assert CATALOG.resolve(Wanted(model=name, adapter=lora_path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -143,28 +143,28 @@ def test_lora_path_chooses_the_adapter_where_the_model_does_not(
 )
 def test_a_lora_path_that_is_no_listed_one_is_never_looked_up(path: str, error: type[ServeError]) -> None:
     with pytest.raises(error, match="name or the listed path") as caught:
-        CATALOG.resolve("demo", lora_path=path)
+        CATALOG.resolve(Wanted(model="demo", adapter=path))
     assert type(caught.value) is error
     assert caught.value.param == "lora_path"
 
 
 @pytest.mark.parametrize("path", ["/srv/demo/json", "/srv/demo//json/", "/srv/other/../demo/json"])
 def test_an_adapter_may_be_named_by_its_listed_path(path: str) -> None:
-    assert CATALOG.resolve("demo", lora_path=path) == ref("demo", "json")
+    assert CATALOG.resolve(Wanted(model="demo", adapter=path)) == ref("demo", "json")
 
 
 def test_a_path_beside_the_listed_ones_is_an_adapter_that_is_not_there() -> None:
     with pytest.raises(AdapterNotFound, match='found "unborn"'):
-        CATALOG.resolve("demo", lora_path="/srv/demo/unborn")
+        CATALOG.resolve(Wanted(model="demo", adapter="/srv/demo/unborn"))
     with pytest.raises(AdapterUnusable):
-        CATALOG.resolve("demo", lora_path="/srv/demo/huge")
+        CATALOG.resolve(Wanted(model="demo", adapter="/srv/demo/huge"))
     with pytest.raises(Forbidden):
-        CATALOG.resolve("demo", lora_path="/srv/org/other/solo")  # of another base
+        CATALOG.resolve(Wanted(model="demo", adapter="/srv/org/other/solo"))  # of another base
 
 
 def test_a_lora_path_of_an_unknown_adapter_names_lora_path() -> None:
     with pytest.raises(AdapterNotFound, match='found "nope"') as caught:
-        CATALOG.resolve("demo", lora_path="nope")
+        CATALOG.resolve(Wanted(model="demo", adapter="nope"))
     assert caught.value.param == "lora_path"
 
 
@@ -225,7 +225,7 @@ def test_a_mix_means_its_adapters_with_their_scales(name: str, expected: ModelRe
 )
 def test_what_is_no_mix_or_of_no_adapters_is_refused(name: str, error: type[ServeError], message: str) -> None:
     with pytest.raises(error, match=message) as caught:
-        CATALOG.resolve(name, param="model[3]")
+        CATALOG.resolve(Wanted(model=name, param="model[3]"))
     assert (type(caught.value), caught.value.param) == (error, "model[3]")
 
 
@@ -240,10 +240,10 @@ def test_a_mix_has_no_more_adapters_than_fit_at_once() -> None:
 
 
 def test_a_mix_may_be_named_beside_the_model_and_is_never_taken_for_a_path() -> None:
-    assert CATALOG.resolve("demo", lora_path="pirate*0.5+json") == mix("demo", pirate=0.5, json=1)
+    assert CATALOG.resolve(Wanted(model="demo", adapter="pirate*0.5+json")) == mix("demo", pirate=0.5, json=1)
     for path in ("../a*0.5", "/srv/demo/json*0.5"):
         with pytest.raises(Forbidden) as caught:
-            CATALOG.resolve("demo", lora_path=path, lora_param="adapter")
+            CATALOG.resolve(Wanted(model="demo", adapter=path, adapter_param="adapter"))
         assert caught.value.param == "adapter"
 
 
@@ -312,7 +312,7 @@ TALES = replace(
 )
 def test_a_version_is_pinned_by_its_digest_or_by_what_only_it_begins_with(name: str, version: str) -> None:
     assert Catalog([TALES]).resolve(name) == ModelRef(base="demo", adapter="sql", version=version)
-    assert Catalog([TALES]).resolve("demo", lora_path=name.rpartition(":")[2]).version == version
+    assert Catalog([TALES]).resolve(Wanted(model="demo", adapter=name.rpartition(":")[2])).version == version
 
 
 TRIED = replace(TALES, adapters=(replace(adapter_of("sql", NEW), canary=(OLD, 0.25)), adapter_of("art", OTHER)))

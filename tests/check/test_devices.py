@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serve_app.check.blueprint import read_blueprint
+from serve_app.check.cluster_file import read_blueprint
 from serve_app.check.document import Severity
 from serve_app.check.memory import Ask, asks_of, check_devices, check_schedule
 from serve_app.deployments.apps import model

@@ -20,7 +20,7 @@ import yaml
 
 from serve_app.check.document import Severity
 from serve_app.cli import main
-from serve_app.cli.doctor import checks
+from serve_app.cli.doctor import report
 from serve_app.cli.doctor.facts import (
     ILL,
     NOT_SEEN,
@@ -165,8 +165,8 @@ def test_each_wrong_is_found_with_what_mends_it(facts: Facts, check: str, severi
 
 def test_every_verdict_that_a_check_may_give_is_given_to_something_that_is_tried() -> None:
     places = {
-        (checks.__file__, node.lineno)
-        for node in ast.walk(ast.parse(inspect.getsource(checks)))
+        (report.__file__, node.lineno)
+        for node in ast.walk(ast.parse(inspect.getsource(report)))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("error", "warning", "note", "verdict")
     }
     passed: set[tuple[str, int]] = set()

@@ -22,9 +22,9 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
+from serve_app.catalog.aliases import in_order
 from serve_app.cli.processes import send
 from serve_app.core.tenants import LOCAL
-from serve_app.router.variants import in_order
 from tests.cluster.house import NUM_ASKED, House
 from tests.cluster.kills import REPLICA, ROUTER
 from tests.cluster.started import REPOSITORY, TIMEOUT_S, Started

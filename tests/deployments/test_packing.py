@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 
 import pytest
 
-from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport, TokenLogprob
+from serve_app.core.delta import Delta, Finish, FinishReason, Frame, Load, PromptReport, Recording, TokenLogprob
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
-from serve_app.core.recording import Recording
 from serve_app.deployments.transport import pack, unpack
 
 USUAL = Delta(request_id="cmpl-1/0", sample=1, text=" wörd", token_ids=(7, 8))

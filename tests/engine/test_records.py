@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from serve_app.core.delta import Recording
 from serve_app.core.errors import EngineFailed, InvalidRequest
-from serve_app.core.recording import Recording
 from serve_app.core.request import EmbeddingForm, HiddenStates, Pooling, RecordParams
 from serve_app.engine.decoder.record import Record, RecordBounds
 from serve_app.engine.decoder.runner import Runner

@@ -13,12 +13,12 @@ import httpx
 import openai
 import pytest
 
+from serve_app.catalog.aliases import in_order
 from serve_app.core.tenants import LOCAL, Identity, Rights, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
-from serve_app.router.variants import in_order
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
 from tests.flow.bookkeeping import FakeAccounts, backend, house
 from tests.flow.test_ledger import accounts, sums

@@ -17,13 +17,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from serve_app.catalog.aliases import share_of
 from serve_app.core.tenants import LOCAL
 from serve_app.http.app import build_app
 from serve_app.router.publishing import Publisher, Publishing
 from serve_app.router.rollout import RolloutSettings
 from serve_app.router.rollouts import FLOW, Rollouts
 from serve_app.router.router import Router
-from serve_app.router.variants import share_of
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO
 from tests.flow.stack import Stack, running_stack

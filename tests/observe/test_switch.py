@@ -94,9 +94,10 @@ def test_the_same_settings_keep_what_traces_and_others_exchange_it() -> None:
 
 
 def test_what_a_cluster_file_says_arrives() -> None:
-    assert RouterSettings().traces is None
+    assert RouterSettings().tracing is None
     said = RouterSettings.model_validate({"tracing": {"endpoint": "http://127.0.0.1:4318", "sample": 0.5}})
-    assert said.traces == HERE
+    assert said.tracing is not None
+    assert (said.tracing.endpoint, said.tracing.sample) == (HERE.endpoint, HERE.sample)
     for wrong in ({"endpoint": "127.0.0.1:4318"}, {"sample": 2}, {"endpont": "http://a"}):
         with pytest.raises(ValueError, match="tracing"):
             RouterSettings.model_validate({"tracing": wrong})

@@ -14,13 +14,13 @@ from serve_app.core.delta import (
     Frame,
     Load,
     PromptReport,
+    Recording,
     TokenLogprob,
     TopLogprob,
     joined,
 )
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import Spent
-from serve_app.core.recording import Recording
 from serve_app.replica.delivery import Outbox
 
 DONE = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=3)

@@ -12,9 +12,8 @@ import pytest
 
 from serve_app.core.errors import Overloaded, Unavailable
 from serve_app.core.shares import Priority, Share
-from serve_app.router.admission import Admission, AdmissionSettings, Reason, Ticket
+from serve_app.router.admission import Admission, AdmissionSettings, Reason, Room, Ticket
 from serve_app.router.appointments import OBEYED_S
-from serve_app.router.room import Room
 
 SLOTS, PLACES, SERVICE_S = 64, 2112, 0.8
 CAPACITY = SLOTS / SERVICE_S

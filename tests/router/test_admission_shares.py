@@ -11,10 +11,9 @@ import pytest
 
 from serve_app.core.errors import Overloaded
 from serve_app.core.shares import Share
-from serve_app.router.active import LATELY_S, Active
-from serve_app.router.admission import MAX_BOOKS, Admission, AdmissionSettings
+from serve_app.router.admission import MAX_BOOKS, Admission, AdmissionSettings, Room
 from serve_app.router.appointments import MAX_RETRY_S
-from serve_app.router.room import Room
+from serve_app.router.turns import LATELY_S, Active
 
 SLOTS, PLACES, SERVICE_S = 16, 256, 0.4
 CAPACITY = SLOTS / SERVICE_S

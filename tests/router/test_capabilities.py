@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from serve_app.api.dialects import DIALECTS
+from serve_app.catalog.resolve import Wanted
 from serve_app.core.cards import (
     EVERYTHING,
     AdapterKind,
@@ -22,7 +23,7 @@ from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, RecordParams, SamplerName
 from serve_app.router.capabilities import check_capabilities
-from serve_app.router.lower import Wanted, lower
+from serve_app.router.lower import lower
 from tests.api.test_dialects import VALUES
 from tests.fakes import model_card
 from tests.parsing import parse_completion

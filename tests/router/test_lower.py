@@ -11,10 +11,11 @@ import pytest
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parse import CHAT
+from serve_app.catalog.resolve import Wanted
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.names import ModelRef
 from serve_app.core.request import LogprobParams, StopParams
-from serve_app.router.lower import Wanted, lower, new_response_id
+from serve_app.router.lower import lower, new_response_id
 from tests.fakes import model_card
 from tests.parsing import parse_completion, parse_request
 

@@ -8,12 +8,13 @@ import random
 from dataclasses import replace
 
 from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.catalog.resolve import Wanted
 from serve_app.core.cards import ModelCard
 from serve_app.core.ledger import NANO_PER_TOKEN, Price
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import LOCAL, Amount, Meter, Scope, Tenant
 from serve_app.http.exchange import duration, rate_headers
-from serve_app.router.lower import Wanted, lower
+from serve_app.router.lower import lower
 from serve_app.router.quotas import Rate
 from serve_app.tenants.keys import Key
 from tests.fakes import model_card

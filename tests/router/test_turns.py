@@ -9,8 +9,7 @@ import pytest
 from serve_app.core.errors import Unavailable
 from serve_app.core.shares import Share
 from serve_app.router import admission
-from serve_app.router.admission import Admission, AdmissionSettings, Ticket
-from serve_app.router.room import Room
+from serve_app.router.admission import Admission, AdmissionSettings, Room, Ticket
 from serve_app.router.turns import MIN_AT_WORK, MIN_EACH
 
 ROOM = Room(num_slots=8, num_places=4096)

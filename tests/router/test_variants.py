@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serve_app.router.variants import in_order, share_of
+from serve_app.catalog.aliases import in_order, share_of
 
 CALLERS = [f"user-{number}" for number in range(20_000)]
 WEIGHTS = st.dictionaries(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serve_app.core.cards import ReplicaCard, Residency
 from serve_app.core.prefixes import ENDS, prefixes_of
-from serve_app.router.warmth import LOAD_S, MAX_GONE, Warmth
+from serve_app.router.placement import LOAD_S, MAX_GONE, Warmth
 from tests.fakes import model_card
 from tests.router.virtual_fleet import asking, documents
 

@@ -155,7 +155,7 @@ def test_events_say_whether_there_are_more(ask: Ask, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("statement", ["DELETE FROM events", "UPDATE events SET actor = 'nobody'"])
 def test_the_database_itself_lets_no_event_be_changed(ask: Ask, store: TenantStore, statement: str) -> None:
     ask("add_tenant", name="acme")
-    with store._engine.begin() as connection, pytest.raises(SQLAlchemyError, match="only added"):
+    with store.engine.begin() as connection, pytest.raises(SQLAlchemyError, match="only added"):
         connection.exec_driver_sql(statement)
 
 

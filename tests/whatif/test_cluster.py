@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.whatif.cluster import read_cluster
-from serve_app.whatif.errors import Unusable
+from serve_app.whatif.trace import Unusable
 from tests.whatif.traffic import COSTS
 
 CLUSTER = Path(__file__).parents[2] / "cluster.yaml"
@@ -15,9 +15,9 @@ CLUSTER = Path(__file__).parents[2] / "cluster.yaml"
 
 def test_settings_are_those_of_the_file() -> None:
     found = read_cluster(str(CLUSTER), COSTS, model="demo")
-    config = found.service.config
+    config = found.config
     assert (config.name, config.max_num_sequences, config.max_adapters) == ("demo", 32, 16)
-    assert (found.num_replicas, found.policy, found.service.admission.max_wait_s) == (2, "warm", 30)
+    assert (found.num_replicas, found.policy, found.admission.max_wait_s) == (2, "warm", 30)
 
 
 def test_an_autoscaled_model_has_its_most_replicas(tmp_path: Path) -> None:

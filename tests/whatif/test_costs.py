@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from serve_app.whatif.costs import Observation, StepCosts, Work, fit
-from serve_app.whatif.errors import Unusable
+from serve_app.whatif.trace import Unusable
 
 TRUE = StepCosts(steps=0.02, prompt_tokens=0.001, prompt_pairs=1e-7, rows=0.003, context=1e-5, request_s=0.004)
 

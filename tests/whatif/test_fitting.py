@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from serve_app.cli.fitting import bursts
+from serve_app.cli.whatif import bursts
 from serve_app.engine.config import EngineConfig
 from serve_app.whatif.costs import StepCosts
 from serve_app.whatif.fitting import LATER_S, Measured, fit_costs

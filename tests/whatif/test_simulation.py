@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from serve_app.router.admission import AdmissionSettings
-from serve_app.whatif.errors import Unusable
 from serve_app.whatif.simulation import Service, enough_replicas, simulate
-from serve_app.whatif.trace import Asked
+from serve_app.whatif.trace import Asked, Unusable
 from tests.whatif.traffic import COSTS, adapters, documents, service
 
 DOCUMENTS = documents(8, times=10, per_s=4.0)

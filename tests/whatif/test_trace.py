@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from serve_app.core.prefixes import prefixes_of
-from serve_app.whatif.errors import Unusable
-from serve_app.whatif.trace import Asked, read_trace
+from serve_app.whatif.trace import Asked, Unusable, read_trace
 
 
 def written(folder: Path, *records: object, name: str = "trace.jsonl") -> str:

@@ -13,7 +13,7 @@ from serve_app.cli.address import EVERY_INTERFACE, args_of, read_cluster_file
 from serve_app.cli.doctor.facts import Verdict, error, exit_code_of, note, warning
 from serve_app.cli.doctor.nodes import FAULT_TOLERANCE, Node, Question, connect, look
 from serve_app.cli.doctor.report import told
-from serve_app.cli.screen import say, say_json
+from serve_app.cli.screen import answer
 from serve_app.core.machine import is_loopback
 from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
 
@@ -50,11 +50,9 @@ def run(file: str, *, as_json: bool = False) -> int:
     nodes = look(question_of(content), port, place_of_store(content), has_every_proxy=is_everywhere)
     verdicts = examine(Seen(nodes=nodes, content=content))
     code = exit_code_of(verdicts, was_seen=True)
-    if as_json:
-        found = [asdict(each) for each in verdicts]
-        say_json({"exit_code": code, "nodes": [asdict(each) for each in nodes], "findings": found})
-    else:
-        say("\n".join([*map(line_of, nodes), *(line for each in verdicts for line in told(each))] or ["no node"]))
+    lines = [*map(line_of, nodes), *(line for each in verdicts for line in told(each))]
+    told_of = {"nodes": [asdict(each) for each in nodes], "findings": [asdict(each) for each in verdicts]}
+    answer({"exit_code": code} | told_of, "\n".join(lines or ["no node"]), as_json=as_json)
     return code
 
 

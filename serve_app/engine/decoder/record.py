@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from serve_app.core.cards import RecordCard
+from serve_app.core.delta import Recording
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.recording import Recording
 from serve_app.core.request import GenerationRequest, RecordParams
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.text_part import text_config
