@@ -132,10 +132,7 @@ def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
     machine = Machine.here()
     if dtype not in KINDS or dim % machine.width:
         return None
-    in_pairs = machine.has_pairs and dtype == torch.bfloat16 and dim % (2 * machine.width) == 0
-    form = Form(
-        group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers, in_pairs=in_pairs
-    )
+    form = Form(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
     return tried(
         f"attention of {group} heads of {dim} in {dtype}",
         lambda: RowsKernel(form),
