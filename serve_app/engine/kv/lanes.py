@@ -331,7 +331,6 @@ class RowsPlan:
         self._ours = [each for each in readings if each.length <= SHORT]
         self._others: Sequence[Group] | None = None
         self._tables: dict[tuple[int | None, int | None], list[Table]] = {}
-        self._is_decoding = all(each.length == 1 for each in readings)
         self._by_torch: GroupedPlan | None = None
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
@@ -339,13 +338,11 @@ class RowsPlan:
         kernel = kernel_of(query, keys, values, scoring)
         if kernel is None or not self._ours:
             return self._plan_of_torch().run(layer, query, key, value, scoring=scoring)
-        new = None if key is None or value is None else (key, value)
-        if new is not None and not self._is_decoding:
-            self._storage.write(layer, self._places, *new)
-            new = None
+        if key is not None and value is not None:
+            self._storage.write(layer, self._places, key, value)
         output = query.new_empty(query.shape)
         for table in self._tables_for(kernel, scoring):
-            kernel.run(query, keys, values, table, output, scale=scoring.scale, new=new)
+            kernel.run(query, keys, values, table, output, scale=scoring.scale)
         for group in self._groups():
             keys, values = self._storage.read(layer, group)
             mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)

@@ -270,11 +270,10 @@ def merged(emitter: Emitter, before: Sequence[Value], found: Sequence[Value]) ->
 
 PARAMETERS = (
     "counter", "num_items", "num_heads", "query", "query_stride", "output", "keys", "values", "stride", "scale",
-    "items", "partial", "ended", "new_key", "new_key_stride", "new_value", "new_value_stride",
+    "items", "partial", "ended",
 )  # fmt: skip
 """Each int64. num_heads: of keys;  stride: numbers from one position, or token, to the next
-scale: bits of a float32, log2(e) in it;  num_items: stretches of rows; those without a meaning here are addresses, of
-what is new 0 where nothing is
+scale: bits of a float32, log2(e) in it;  num_items: stretches of rows; those without a meaning here are addresses
 """
 COLUMNS = ("token", "position", "num_keys", "stretch", "num_stretches", "row")
 """Of an item, int64 each. position: of its first key;  stretch: which of its row's"""
@@ -314,10 +313,9 @@ class _Writer:
 
     def _attend(self, item: Value, heads: Value) -> None:
         self._item = item
-        key_head = self._begin(heads)
+        self._begin(heads)
         self._keys, self._values = (self._blocks.place(at, self._row["position"]) for at in (self._keys, self._values))
         self._blocks.begin(self._query)
-        self._write_new(self._row["token"], key_head)
         self._blocks.see(self._keys, self._values, self._row["num_keys"])
         is_whole = self._build.icmp_signed("==", self._row["num_stretches"], INT64(1))
         with self._build.if_else(is_whole) as (then, otherwise):
@@ -330,11 +328,8 @@ class _Writer:
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)
 
-    def _begin(self, heads: Value) -> Value:
-        """Read the item's row of the table, and find what it is about.
-
-        Returns the numbers of a position before those of its key head.
-        """
+    def _begin(self, heads: Value) -> None:
+        """Read the item's row of the table, and find what it is about."""
         build, emitter, form = self._build, self._emit, self._form
         part = build.srem(self._item, heads)
         table = emitter.at(self._address("items"), build.mul(build.sdiv(self._item, heads), INT64(len(COLUMNS))), INT64)
@@ -347,23 +342,6 @@ class _Writer:
         self._result = emitter.at(self._address("output"), start, self._number)
         start = build.add(build.mul(token, self._of["query_stride"]), queries)
         self._query = emitter.at(self._address("query"), start, self._number)
-        return key_head
-
-    def _write_new(self, token: Value, key_head: Value) -> None:
-        """Put a row's new key and value behind the others, where whoever attends to its last stretch will read them.
-
-        key_head: numbers of a position before those of the item's head
-        """
-        build, emitter, form = self._build, self._emit, self._form
-        is_last = build.icmp_signed("==", self._row["stretch"], build.sub(self._row["num_stretches"], INT64(1)))
-        is_new = build.icmp_signed("!=", self._of["new_key"], INT64(0))
-        with build.if_then(build.and_(is_last, is_new)):
-            last = build.mul(build.sub(self._row["num_keys"], INT64(1)), self._of["stride"])
-            for name, lane in (("new_key", self._keys), ("new_value", self._values)):
-                start = build.add(build.mul(token, self._of[f"{name}_stride"]), key_head)
-                new, place = emitter.at(self._address(name), start, self._number), emitter.at(lane, last, self._number)
-                for at in range(0, form.dim, form.width):
-                    emitter.copy(form.kind, new, place, at)
 
     def _finish(self, result: Value, head: int, sums: Sequence[Value], total: Value) -> None:
         """Write a head's result, those of whose query begin there."""

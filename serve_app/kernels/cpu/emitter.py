@@ -112,12 +112,6 @@ class Emitter:
         no_number = ir.Constant(self._shorts, [0x7FC0] * self.width)
         return build.select(is_number, build.trunc(nearest, self._shorts), no_number)
 
-    def copy(self, kind: Kind, source: Value, target: Value, index: int) -> None:
-        """A vector, from memory to memory."""
-        number, vector = (FLOAT, self.vector) if kind == "float32" else (INT16, self._shorts)
-        copied = self.builder.load(self.at(source, index, number), typ=vector, align=2)
-        self.builder.store(copied, self.at(target, index, number), align=2)
-
     def fetch(self, place: Value) -> None:
         """Bring a line of memory into the second cache; nothing happens where there is no memory."""
         self.call("llvm.prefetch.p0", ir.VoidType(), place, INT32(0), INT32(2), INT32(1))

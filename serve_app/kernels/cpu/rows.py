@@ -79,22 +79,18 @@ class RowsKernel:
         output: Tensor,
         *,
         scale: float,
-        new: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Write the rows' results to their tokens of the output.
 
         query, output: [tokens, heads, dim];  keys, values: [positions, kv_heads, dim], contiguous
-        new: the key and the value of each row's last position, [tokens, kv_heads, dim], which are written there before;
-             no other row may read them
         """
-        query = _packed(query)
-        new_key, new_value = (None, None) if new is None else (_packed(new[0]), _packed(new[1]))
+        query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
         num_heads = keys.shape[1]
         partial, ended = table.left(num_heads * self._parts, self._partial)
         self._kernel(
             len(table.items), num_heads, query.data_ptr(), query.stride(0), output.data_ptr(), keys.data_ptr(),
             values.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
-            table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(), *_place(new_key), *_place(new_value),
+            table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
             is_short=table.num_keys * query.shape[1] * query.shape[2] <= SHORT,
         )  # fmt: skip
 
@@ -111,16 +107,6 @@ class RowsKernel:
             groups[-1].append(row)
             num_items += own
         return [Table(group) for group in groups]
-
-
-def _packed(heads: Tensor) -> Tensor:
-    """[tokens, heads, dim] with the heads of a token side by side."""
-    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
-
-
-def _place(heads: Tensor | None) -> tuple[int, int]:
-    """Return the address and the stride from one token to the next; 0 and 0 for None."""
-    return (0, 0) if heads is None else (heads.data_ptr(), heads.stride(0))
 
 
 @functools.cache
