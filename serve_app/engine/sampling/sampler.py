@@ -18,7 +18,7 @@ from serve_app.engine.decoder.memory import HostCopy, StartHostCopy, sent
 from serve_app.engine.sampling.candidates import block_weights, likeliest, sorted_largest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, allowed_on, is_allowed, restrict
+from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, is_allowed, restrict
 from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
@@ -399,9 +399,7 @@ def _restricted(edited: Tensor, sequences: Items[Sequence], masks: StepMasks | N
     masks.wait()
     bits = masks.bits[[masks.rows[id(sequences[row])] for row in bound]]
     there = sent(torch.tensor(bound), edited.device)
-    is_allowed = allowed_on(edited.device, bits, edited.shape[-1])
-    own = edited.index_select(0, there).masked_fill(~is_allowed, -torch.inf)
-    return edited.index_copy(0, there, own)
+    return edited.index_copy(0, there, restrict(edited.index_select(0, there), bits))
 
 
 def _scoring(sequences: Items[Sequence], vocab: int) -> dict[int, list[int]]:
