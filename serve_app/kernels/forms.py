@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -105,6 +106,25 @@ class AdapterKernels(Protocol):
 
     def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
         """Return what adds the changes of these linears; it keeps their factors."""
+
+
+class PlainKernels:
+    """Has torch compute the changes, adapter by adapter: the reference, and what is there without kernels."""
+
+    tile_rows = 1 << 16
+
+    def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
+        return partial(_add_plainly, parts)
+
+
+def _add_plainly(parts: Sequence[AdaptedLinear], y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
+    for each in tiles:
+        for place, first, count in each.tiles.T.tolist():
+            rows, factors = (some[first : first + count] for some in (each.rows.long(), each.factors[:, None]))
+            for part in parts:
+                if (stack := part.stacks.get(each.rank)) is not None:
+                    low = x[rows] @ stack.down[place].T * factors
+                    y[rows, part.begin : part.end] += low.to(y.dtype) @ stack.up[place].T
 
 
 class _Stack(NamedTuple):

@@ -7,7 +7,6 @@ they have the index -1 there. So each layer gets one more slot, of zeros, that n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
 from serve_app.engine.lora.buckets import Part, Stack, new_stack, shelf_rank
 from serve_app.engine.lora.plan import Resident, lay_tiles
-from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, Adding
+from serve_app.kernels.forms import AdapterKernels, AdapterTiles, Adding, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missin
             place: Resident(version="", rank=self._rank, place=place, has_gain=False) for place in {*places} - {-1}
         }
         size = self._kernels.tile_rows
-        self._tiles = (lay_tiles(mixes, residents, tile_rows=size, device=self.device) or ()) if residents else ()
+        self._tiles = lay_tiles(mixes, residents, tile_rows=size, device=self.device) if residents else ()
 
     def add_lora_linear(
         self,
@@ -83,15 +82,6 @@ class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missin
         if layer not in self._adding:
             self._adding[layer] = self._kernels.adding(parts_of(lora_a_stacked, lora_b_stacked))
         self._adding[layer](y, x, self._tiles)
-
-
-class PlainKernels:
-    """What torch computes where there are no kernels for a model's sizes."""
-
-    tile_rows = 1 << 16
-
-    def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
-        return partial(_add_plainly, parts)
 
 
 def add_empty_slot(layer: Any) -> None:
@@ -126,13 +116,3 @@ def parts_of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> list[Part]:
         parts.append(Part(begin=begin, end=begin + outputs, stacks={rank: Stack(down=down[:, 0], up=up[:, 0])}))
         begin += outputs
     return parts
-
-
-def _add_plainly(parts: Sequence[AdaptedLinear], y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
-    for each in tiles:
-        for place, first, count in each.tiles.T.tolist():
-            rows, factors = (some[first : first + count] for some in (each.rows.long(), each.factors[:, None]))
-            for part in parts:
-                stack = part.stacks[each.rank]
-                low = x[rows] @ stack.down[place].T * factors
-                y[rows, part.begin : part.end] += low.to(y.dtype) @ stack.up[place].T

@@ -130,7 +130,7 @@ def _change(linear: BankedLinear, low_rank: LowRank, x: Tensor, base: Tensor) ->
     if low_rank.gain is None:
         return change
     gain = low_rank.gain.to(x.device).float()
-    return change * gain + (base if linear.bias is None else base - linear.bias).float() * (gain - 1)
+    return change + (base if linear.bias is None else base - linear.bias).float() * (gain - 1)
 
 
 def _fault(adapted: Tensor, *, is_finite: bool, is_inert: bool) -> str | None:
