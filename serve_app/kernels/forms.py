@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -24,21 +24,18 @@ class Row:
     elsewhere: Sequence[int] = ()
 
 
-class AdapterTiles(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterTiles:
     """Rows of a step that adapters of one rank change, none twice.
 
     rows:    [rows] int32, in the order of their places;  factors: [rows] float32
     tiles:   [3, tiles] int32: of each its place, the first of its rows, how many
     """
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def rows(self) -> Tensor: ...
-    @property
-    def factors(self) -> Tensor: ...
-    @property
-    def tiles(self) -> Tensor: ...
+    rank: int
+    rows: Tensor
+    factors: Tensor
+    tiles: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,24 +72,21 @@ class Scoring:
     sinks: Tensor | None = None
 
 
-class Factors(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
     """The factors of all adapters of one rank: down [places, rank, in], up [places, out, rank]."""
 
-    @property
-    def down(self) -> Tensor: ...
-    @property
-    def up(self) -> Tensor: ...
+    down: Tensor
+    up: Tensor
 
 
-class AdaptedLinear(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedLinear:
     """One of the linears whose outputs lie side by side: its columns begin … end-1, and its factors by rank."""
 
-    @property
-    def begin(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def stacks(self) -> Mapping[int, Factors]: ...
+    begin: int
+    end: int
+    stacks: Mapping[int, Factors]
 
 
 Adding: TypeAlias = Callable[[Tensor, Tensor, Iterable[AdapterTiles]], None]
@@ -127,24 +121,6 @@ def _add_plainly(parts: Sequence[AdaptedLinear], y: Tensor, x: Tensor, tiles: It
                     y[rows, part.begin : part.end] += low.to(y.dtype) @ stack.up[place].T
 
 
-class _Stack(NamedTuple):
-    down: Tensor
-    up: Tensor
-
-
-class _Part(NamedTuple):
-    begin: int
-    end: int
-    stacks: dict[int, _Stack]
-
-
-class _Tiles(NamedTuple):
-    rank: int
-    rows: Tensor
-    factors: Tensor
-    tiles: Tensor
-
-
 @torch.no_grad()
 def largest_error(kernels: AdapterKernels, dtype: torch.dtype, device: torch.device) -> float:
     """Return how far the kernels' outputs y are from torch's, in parts of 1 + |y|, for two tiles of some rows."""
@@ -157,12 +133,13 @@ def largest_error(kernels: AdapterKernels, dtype: torch.dtype, device: torch.dev
     x, y = drawn(9, inputs), drawn(9, sum(sizes))
     rows, factors = torch.tensor([0, 1, 2, 4, 5, 7, 8], dtype=torch.int32, device=device), torch.arange(7.0) + 0.5
     table = torch.tensor([[place, place], [0, 4], [4, 3]], dtype=torch.int32, device=device)
-    parts, expected, begin = list[_Part](), y.float().clone(), 0
+    parts, expected, begin = list[AdaptedLinear](), y.float().clone(), 0
     for outputs in sizes:
         down, up = drawn(2, rank, inputs) / inputs**0.5, drawn(2, rank, outputs) / rank**0.5
         low = x[rows.long()].float() @ down[place].float().T * factors.to(device)[:, None]
         expected[rows.long(), begin : begin + outputs] += low @ up[place].float()
-        parts.append(_Part(begin, begin + outputs, {rank: _Stack(down, up.mT)}))
+        stacks = {rank: Factors(down=down, up=up.mT)}
+        parts.append(AdaptedLinear(begin=begin, end=begin + outputs, stacks=stacks))
         begin += outputs
-    kernels.adding(parts)(y, x, [_Tiles(rank, rows, factors.to(device), table)])
+    kernels.adding(parts)(y, x, [AdapterTiles(rank=rank, rows=rows, factors=factors.to(device), tiles=table)])
     return float(((y.float() - expected).abs() / (1 + expected.abs())).max())

@@ -14,9 +14,9 @@ from torch import Tensor
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from serve_app.engine.lora.buckets import Part, Stack, new_stack, shelf_rank
+from serve_app.engine.lora.buckets import Stack, new_stack, shelf_rank
 from serve_app.engine.lora.plan import Resident, lay_tiles
-from serve_app.kernels.forms import AdapterKernels, AdapterTiles, Adding, PlainKernels
+from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, Adding, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 
 if TYPE_CHECKING:
@@ -108,11 +108,12 @@ def kernels_for(layers: Iterable[Any], rank: int, dtype: torch.dtype) -> Adapter
     return found or PlainKernels()
 
 
-def parts_of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> list[Part]:
+def parts_of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> list[AdaptedLinear]:
     """downs: [slots, 1, rank, in] of linears side by side;  ups: [slots, 1, out, rank]"""
-    parts, begin = list[Part](), 0
+    parts, begin = list[AdaptedLinear](), 0
     for down, up in zip(downs, ups, strict=True):
         outputs, rank = up.shape[-2:]
-        parts.append(Part(begin=begin, end=begin + outputs, stacks={rank: Stack(down=down[:, 0], up=up[:, 0])}))
+        stacks = {rank: Stack(down=down[:, 0], up=up[:, 0])}
+        parts.append(AdaptedLinear(begin=begin, end=begin + outputs, stacks=stacks))
         begin += outputs
     return parts

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from serve_app.engine.decoder.transformers_private import apply_gate
-from serve_app.engine.lora.buckets import Part, Shelf, Stack
-from serve_app.engine.lora.plan import Gains, Mix, Plan, Resident, ShelfTiles
-from serve_app.kernels.forms import AdapterKernels, Adding, PlainKernels
+from serve_app.engine.lora.buckets import Shelf, Stack
+from serve_app.engine.lora.plan import Gains, Mix, Plan, Resident
+from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, Adding, PlainKernels
 
 
 class Step:
@@ -29,7 +29,7 @@ class Step:
     def __init__(self) -> None:
         self.kernels: AdapterKernels = PlainKernels()
         self.plan: Plan | None = None
-        self.tiles: tuple[ShelfTiles, ...] = ()
+        self.tiles: tuple[AdapterTiles, ...] = ()
         self.groups: Sequence[tuple[Mix, Tensor]] = ()
         self.residents: dict[int, Resident] = {}
 
@@ -134,7 +134,7 @@ class Parts:
         """Made once for as long as the stacks are the same tensors; another thread may be about to change them."""
         made_of = kernels, self._parts[0][2].num_changes
         if self._adding is None or made_of != self._made_of:
-            found = [Part(begin=begin, end=end, stacks=linear.stacks) for begin, end, linear in self._parts]
+            found = [AdaptedLinear(begin=begin, end=end, stacks=linear.stacks) for begin, end, linear in self._parts]
             self._adding, self._made_of = kernels.adding(found), made_of
         return self._adding
 

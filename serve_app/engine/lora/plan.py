@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.memory import sent
+from serve_app.kernels.forms import AdapterTiles
 
 Mix: TypeAlias = tuple[tuple[int, float], ...]
 """Slots with the factor of each, which a row is computed with; () is the base."""
@@ -55,31 +56,16 @@ def find_gains(mixes: Sequence[Mix], residents: Mapping[int, Resident], *, devic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShelfTiles:
-    """Rows of a step that one shelf changes, none twice.
-
-    rows:    [rows] int32, in the order of their places
-    factors: [rows] float32
-    tiles:   [3, tiles] int32: of each its place, the first of its rows, how many
-    """
-
-    rank: int
-    rows: Tensor
-    factors: Tensor
-    tiles: Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ShelfRows:
-    """The same in the host's memory; tiles: of each its place, the first of its rows, how many."""
+    """As `AdapterTiles`, in the host's memory; tiles: of each its place, the first of its rows, how many."""
 
     rank: int
     rows: list[int]
     factors: list[float]
     tiles: list[tuple[int, int, int]]
 
-    def tensors(self, device: torch.device) -> ShelfTiles:
-        return ShelfTiles(
+    def tensors(self, device: torch.device) -> AdapterTiles:
+        return AdapterTiles(
             rank=self.rank,
             rows=sent(torch.tensor(self.rows, dtype=torch.int32), device),
             factors=sent(torch.tensor(self.factors, dtype=torch.float32), device),
@@ -89,7 +75,7 @@ class ShelfRows:
 
 def lay_tiles(
     mixes: Sequence[Mix], residents: Mapping[int, Resident], *, tile_rows: int, device: torch.device
-) -> tuple[ShelfTiles, ...]:
+) -> tuple[AdapterTiles, ...]:
     """As `lay_rows`, on the device."""
     return tuple(each.tensors(device) for each in lay_rows(mixes, residents, tile_rows=tile_rows))
 

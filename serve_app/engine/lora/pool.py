@@ -20,8 +20,8 @@ from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weigh
 from serve_app.engine.lora.buckets import MIN_RANK, Shelf, Stack, entries_per_rank, shelf_rank
 from serve_app.engine.lora.matching import Target, head_name
 from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step
-from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, ShelfTiles, find_gains, lay_rows, lay_tiles
-from serve_app.kernels.forms import AdapterKernels, PlainKernels
+from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, find_gains, lay_rows, lay_tiles
+from serve_app.kernels.forms import AdapterKernels, AdapterTiles, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 
 SwapIn = Callable[[], None]
@@ -77,7 +77,7 @@ class AdapterBank:
         self._residents: dict[int, Resident] = self._step.residents
         self._last_mixes: tuple[Mix, ...] | None = None
         self._last_plan: Plan | None = None
-        self._last_tiles: tuple[ShelfTiles, ...] = ()
+        self._last_tiles: tuple[AdapterTiles, ...] = ()
         self._staging = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
         self._vacated: set[int] = set()
@@ -263,7 +263,7 @@ class AdapterBank:
                 self._shelves[rank].reserve({c.target.name for each in known for c in each.changes.values()}, room)
 
     @contextmanager
-    def running(self, num_tokens: int, tiles: tuple[ShelfTiles, ...]) -> Iterator[None]:
+    def running(self, num_tokens: int, tiles: tuple[AdapterTiles, ...]) -> Iterator[None]:
         """Within it all modules have these tiles computed by kernels."""
         self._step.plan, self._step.tiles = Plan(num_tokens=num_tokens), tiles
         try:
@@ -346,7 +346,7 @@ class AdapterBank:
                 rows.setdefault(mix, []).append(row)
         return [(mix, torch.tensor(found, device=self._device)) for mix, found in rows.items()]
 
-    def _plan(self, mixes: tuple[Mix, ...]) -> tuple[Plan | None, tuple[ShelfTiles, ...]]:
+    def _plan(self, mixes: tuple[Mix, ...]) -> tuple[Plan | None, tuple[AdapterTiles, ...]]:
         present = {slot for mix in set(mixes) for slot, _ in mix}
         for slot in present:
             assert slot in self._residents, f"slot {slot} holds no adapter that could be computed with"
