@@ -13,15 +13,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One query: which packed token it is, and its keys, from a position of the storage on.
-
-    elsewhere: positions from which its first stretches are read instead, where the same keys and values lie
-    """
+    """One query: which packed token it is, and its keys, from a position of the storage on."""
 
     token: int
     position: int
     num_keys: int
-    elsewhere: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

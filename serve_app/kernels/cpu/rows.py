@@ -32,11 +32,10 @@ class Table:
     def __init__(self, rows: Sequence[Row]) -> None:
         items: list[tuple[int, ...]] = []
         for number, row in enumerate(rows):
-            own = range(row.position, row.position + row.num_keys, STRETCH)
-            begins = [*row.elsewhere, *own[len(row.elsewhere) :]]
-            for at, position in enumerate(begins):
-                length = min(STRETCH, row.num_keys - at * STRETCH)
-                items.append((row.token, position, length, at, len(begins), number))
+            begins = range(0, row.num_keys, STRETCH)
+            for at, begin in enumerate(begins):
+                length = min(STRETCH, row.num_keys - begin)
+                items.append((row.token, row.position + begin, length, at, len(begins), number))
         self.items = torch.tensor(items, dtype=torch.int64)
         self.num_rows = len(rows)
         self.num_keys = sum(row.num_keys for row in rows)
@@ -57,12 +56,7 @@ class Table:
 
 
 class RowsKernel:
-    """Attends for rows of one form: so many heads of such a size.
-
-    stretch: keys of an item, whose place may be elsewhere
-    """
-
-    stretch = STRETCH
+    """Attends for rows of one form: so many heads of such a size."""
 
     def __init__(self, form: Form) -> None:
         """Raises RuntimeError where LLVM makes no kernel."""
