@@ -157,12 +157,6 @@ class AdapterBank:
         """The adapted modules whose output is one tensor."""
         return [*self.wrapped.values(), *(each for each in self._modules.values() if isinstance(each, BankedExperts))]
 
-    @property
-    def num_columns(self) -> int:
-        """Columns of low rank that each module computes in this step."""
-        used = {(at, slot) for mix in self._last_mixes or () for at, (slot, _) in enumerate(mix)}
-        return 0 if self._step.plan is None else sum(self._residents[slot].rank for _, slot in used)
-
     def version_of(self, slot: int) -> str | None:
         """The version that rows of this slot are computed with; None where there is none yet."""
         resident = self._residents.get(slot)
