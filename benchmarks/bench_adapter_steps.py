@@ -92,15 +92,12 @@ def main() -> None:
                 bank.load(slot, adapter.version)
         base = each(*[-1] * ROWS)
         times = [(step_ms(layers, bank, base), step_ms(layers, bank, mixes)) for _ in range(args.rounds + 1)][1:]
-        bank.begin_step(mixes)
         report = {
             "case": case,
             "base_ms": round(statistics.median(plain for plain, _ in times), 1),
             "adapted_ms": round(statistics.median(adapted for _, adapted in times), 1),
-            "columns": bank.num_columns,
             "bank_mb": round(bank.num_bytes / 1e6, 1),
         }
-        bank.end_step()
         print(json.dumps(report), flush=True)
 
 

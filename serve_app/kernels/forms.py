@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from functools import partial
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,32 +13,25 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One query: which packed token it is, and its keys, from a position of the storage on.
-
-    elsewhere: positions from which its first stretches are read instead, where the same keys and values lie
-    """
+    """One query: which packed token it is, and its keys, from a position of the storage on."""
 
     token: int
     position: int
     num_keys: int
-    elsewhere: Sequence[int] = ()
 
 
-class AdapterTiles(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterTiles:
     """Rows of a step that adapters of one rank change, none twice.
 
     rows:    [rows] int32, in the order of their places;  factors: [rows] float32
     tiles:   [3, tiles] int32: of each its place, the first of its rows, how many
     """
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def rows(self) -> Tensor: ...
-    @property
-    def factors(self) -> Tensor: ...
-    @property
-    def tiles(self) -> Tensor: ...
+    rank: int
+    rows: Tensor
+    factors: Tensor
+    tiles: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,24 +68,21 @@ class Scoring:
     sinks: Tensor | None = None
 
 
-class Factors(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
     """The factors of all adapters of one rank: down [places, rank, in], up [places, out, rank]."""
 
-    @property
-    def down(self) -> Tensor: ...
-    @property
-    def up(self) -> Tensor: ...
+    down: Tensor
+    up: Tensor
 
 
-class AdaptedLinear(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdaptedLinear:
     """One of the linears whose outputs lie side by side: its columns begin … end-1, and its factors by rank."""
 
-    @property
-    def begin(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def stacks(self) -> Mapping[int, Factors]: ...
+    begin: int
+    end: int
+    stacks: Mapping[int, Factors]
 
 
 Adding: TypeAlias = Callable[[Tensor, Tensor, Iterable[AdapterTiles]], None]
@@ -107,22 +98,23 @@ class AdapterKernels(Protocol):
         """Return what adds the changes of these linears; it keeps their factors."""
 
 
-class _Stack(NamedTuple):
-    down: Tensor
-    up: Tensor
+class PlainKernels:
+    """Has torch compute the changes, adapter by adapter: the reference, and what is there without kernels."""
+
+    tile_rows = 1 << 16
+
+    def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
+        return partial(_add_plainly, parts)
 
 
-class _Part(NamedTuple):
-    begin: int
-    end: int
-    stacks: dict[int, _Stack]
-
-
-class _Tiles(NamedTuple):
-    rank: int
-    rows: Tensor
-    factors: Tensor
-    tiles: Tensor
+def _add_plainly(parts: Sequence[AdaptedLinear], y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
+    for each in tiles:
+        for place, first, count in each.tiles.T.tolist():
+            rows, factors = (some[first : first + count] for some in (each.rows.long(), each.factors[:, None]))
+            for part in parts:
+                if (stack := part.stacks.get(each.rank)) is not None:
+                    low = x[rows] @ stack.down[place].T * factors
+                    y[rows, part.begin : part.end] += low.to(y.dtype) @ stack.up[place].T
 
 
 @torch.no_grad()
@@ -137,12 +129,13 @@ def largest_error(kernels: AdapterKernels, dtype: torch.dtype, device: torch.dev
     x, y = drawn(9, inputs), drawn(9, sum(sizes))
     rows, factors = torch.tensor([0, 1, 2, 4, 5, 7, 8], dtype=torch.int32, device=device), torch.arange(7.0) + 0.5
     table = torch.tensor([[place, place], [0, 4], [4, 3]], dtype=torch.int32, device=device)
-    parts, expected, begin = list[_Part](), y.float().clone(), 0
+    parts, expected, begin = list[AdaptedLinear](), y.float().clone(), 0
     for outputs in sizes:
         down, up = drawn(2, rank, inputs) / inputs**0.5, drawn(2, rank, outputs) / rank**0.5
         low = x[rows.long()].float() @ down[place].float().T * factors.to(device)[:, None]
         expected[rows.long(), begin : begin + outputs] += low @ up[place].float()
-        parts.append(_Part(begin, begin + outputs, {rank: _Stack(down, up.mT)}))
+        stacks = {rank: Factors(down=down, up=up.mT)}
+        parts.append(AdaptedLinear(begin=begin, end=begin + outputs, stacks=stacks))
         begin += outputs
-    kernels.adding(parts)(y, x, [_Tiles(rank, rows, factors.to(device), table)])
+    kernels.adding(parts)(y, x, [AdapterTiles(rank=rank, rows=rows, factors=factors.to(device), tiles=table)])
     return float(((y.float() - expected).abs() / (1 + expected.abs())).max())

@@ -16,11 +16,10 @@ import torch
 
 pytest.importorskip("vllm")
 
-from serve_app.backends.vllm.adapter_rows import PlainKernels
 from serve_app.backends.vllm.options import engine_arguments, wrong_options
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.text_part import ModelNotSupported
-from serve_app.kernels.forms import largest_error
+from serve_app.kernels.forms import PlainKernels, largest_error
 from tests.api.test_dialects import COMPANIONS, VALUES
 from tests.flow.stack import Stack, running_stack
 

@@ -219,7 +219,7 @@ def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("width", [8, 16])
 def test_what_is_written_out_for_an_item_stays_small(width: int) -> None:
     for group, dim in ((1, 64), (7, 64), (8, 128), (16, 128), (71, 64), (12, 256)):
-        form = Form(group=group, dim=dim, kind="bfloat16", width=width, registers=32, in_pairs=False)
+        form = Form(group=group, dim=dim, kind="bfloat16", width=width, registers=32)
         assert form.heads * form.parts == group
         assert form.heads == 1 or form.heads * form.vectors <= 64
 

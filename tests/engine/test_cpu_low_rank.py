@@ -16,6 +16,7 @@ from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
 from serve_app.kernels.cpu.compiling import Kernel
 from serve_app.kernels.cpu.low_rank import LowRankChanges, low_rank_kernels
+from serve_app.kernels.forms import PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 from serve_app.kernels.openmp import libgomp
 from tests.engine.adapter_files import load_adapter, save_adapter
@@ -40,14 +41,15 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return saved(tmp_path, SIZES)
 
 
-def saved(folder: Path, sizes: Sequence[int], *, has_gains: bool = False) -> dict[str, Path]:
+def saved(folder: Path, sizes: Sequence[int]) -> dict[str, Path]:
     model = make_model(torch.float32, sizes)
     return {
         "r4": save_adapter(folder / "r4", model, rank=4, seed=1),
         "r8": save_adapter(folder / "r8", model, rank=8, seed=2, alpha=20),
         "r20": save_adapter(folder / "r20", model, rank=20, seed=3),
         "second": save_adapter(folder / "second", model, rank=7, seed=4, targets=("1",)),
-        "last": save_adapter(folder / "last", model, rank=3, seed=5, use_dora=has_gains),
+        "last": save_adapter(folder / "last", model, rank=3, seed=5),
+        "dora": save_adapter(folder / "dora", model, rank=5, seed=6, use_dora=True),
     }
 
 
@@ -61,16 +63,16 @@ def make_bank(model: nn.Module, folders: Mapping[str, Path]) -> AdapterBank:
 
 def computed(bank: AdapterBank, model: nn.Module, x: Tensor, mixes: Sequence[Mix], *, by_kernels: bool) -> Tensor:
     kernels = bank._step.kernels
-    bank._step.kernels = kernels if by_kernels else None
+    assert not isinstance(kernels, PlainKernels)
+    bank._step.kernels = kernels if by_kernels else PlainKernels()
     bank._last_mixes = None
     with torch.inference_mode():
         bank.begin_step(mixes)
-        assert (bank._step.tiles is not None) is by_kernels, "who computes it"
         try:
             return model(x)
         finally:
             bank.end_step()
-            bank._step.kernels = kernels
+            bank._step.kernels, bank._last_mixes = kernels, None
 
 
 def drawn_mixes(seed: int) -> list[Mix]:
@@ -78,7 +80,7 @@ def drawn_mixes(seed: int) -> list[Mix]:
     draw = random.Random(seed)
     mixes: list[Mix] = [BASE, BASE, ((4, 1.0),), *[((0, 1.0),)] * draw.choice([1, 2, 7, 45])]
     for count in (1, 1, 1, 2, 2, 3):
-        mixes.append(tuple((slot, draw.choice([1.0, -0.3, 0.7])) for slot in draw.sample(range(5), count)))
+        mixes.append(tuple((slot, draw.choice([1.0, -0.3, 0.7])) for slot in draw.sample(range(6), count)))
     draw.shuffle(mixes)
     return mixes
 
@@ -127,7 +129,7 @@ def test_what_is_no_number_stays_with_its_row(tmp_path: Path, folders: dict[str,
     bank = make_bank(model, {**folders, "huge": huge})
     x, mixes = rows(5, torch.float32), [BASE, ((0, 1.0),), ((1, 1.0),), ((0, 1.0),), BASE]
     before = computed(bank, model, x, mixes, by_kernels=True)
-    mixes[2] = ((5, 1.0),)
+    mixes[2] = ((6, 1.0),)
     after = computed(bank, model, x, mixes, by_kernels=True)
     assert not after[2].isfinite().any()
     assert torch.equal(after[[0, 1, 3, 4]], before[[0, 1, 3, 4]])
@@ -173,17 +175,10 @@ def test_adapters_that_come_and_go_are_computed_where_they_lie_now(folders: dict
         before.append(found)
 
 
-@pytest.mark.parametrize("has_gains", [False, True])
-def test_sizes_of_no_whole_vectors_and_gains_are_torchs(has_gains: bool, tmp_path: Path) -> None:
-    sizes = SIZES if has_gains else NO_VECTORS
-    model = make_model(torch.float32, sizes)
-    bank = make_bank(model, saved(tmp_path, sizes, has_gains=has_gains))
-    assert (bank._step.kernels is not None) is has_gains
-    bank.begin_step([((0, 1.0),), ((4, 1.0),)])
-    assert bank._step.tiles is None
-    bank.begin_step([((0, 1.0),), ((1, 1.0),)])
-    assert (bank._step.tiles is not None) is has_gains, "no row of this step has gains"
-    bank.end_step()
+def test_sizes_of_no_whole_vectors_are_torchs(tmp_path: Path) -> None:
+    bank = make_bank(make_model(torch.float32, NO_VECTORS), saved(tmp_path, NO_VECTORS))
+    assert isinstance(bank._step.kernels, PlainKernels)
+    assert bank.rows_of([((0, 1.0),)]) is None
 
 
 def test_ranks_that_there_is_no_room_for_are_torchs() -> None:

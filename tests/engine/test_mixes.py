@@ -83,8 +83,8 @@ def merged_mix(random_models: Path, folders: dict[str, Path], mix: dict[str, flo
         adapter = load_adapter(folders[name], version=name, model=model)
         for module, low_rank in read_weights(adapter, model, linears, dtype=torch.float32).items():
             base = weight_of(linears[module])
-            changed = base + low_rank.up @ low_rank.down
-            changed = changed if low_rank.gain is None else changed * low_rank.gain[:, None]
+            changed = base if low_rank.gain is None else base * low_rank.gain[:, None]
+            changed = changed + low_rank.up @ low_rank.down
             changes[module] = changes.get(module, torch.zeros_like(base)) + scale * (changed - base)
     for module, change in changes.items():
         weight_of(linears[module]).add_(change)

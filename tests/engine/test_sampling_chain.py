@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.core.request import TEMPERATURE_FIRST, TEMPERATURE_LAST, LogprobParams, SamplerName, SamplingParams
-from serve_app.engine.sampling.candidates import Rest, Scratch, choose_candidates
+from serve_app.engine.sampling.candidates import Rest, choose_candidates
 from serve_app.engine.sampling.draw import NUM_CANDIDATES, draw_tokens
 from serve_app.engine.sampling.stages import (
     STAGES,
@@ -39,7 +39,7 @@ def outcome(logits: Tensor, params: SamplingParams, count: int, *, mu: float = 0
     sequence.sampling_state.mu = mu
     chain = stages_of(order_of(params))
     parameters = Parameters.of_sequences([sequence], logits.device)
-    found = run_chain(choose_candidates(logits[None], count), chain, parameters, logits[None], Scratch())
+    found = run_chain(choose_candidates(logits[None], count), chain, parameters, logits[None])
     if found.rest[0] == Rest.UNKNOWN:
         return None
     if found.rest[0] == Rest.GONE:
@@ -55,7 +55,7 @@ def full_outcome(logits: Tensor, params: SamplingParams, *, mu: float) -> dict[i
     sequence = row(params)
     sequence.sampling_state.mu = mu
     parameters = Parameters.of_sequences([sequence], logits.device)
-    full = run_whole_chain(logits[None], stages_of(order_of(params)), parameters, Scratch())
+    full = run_whole_chain(logits[None], stages_of(order_of(params)), parameters)
     weights, is_kept = weights_of(full)[0], full.kept[0]
     assert not weights[~is_kept].any()
     return dict(zip(torch.nonzero(is_kept)[:, 0].tolist(), (weights / weights.sum())[is_kept].tolist(), strict=True))

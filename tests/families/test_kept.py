@@ -12,7 +12,14 @@ from safetensors.torch import load_file
 
 from serve_app.engine.decoder.config_check import check_config
 from serve_app.engine.decoder.loading import read_module
-from serve_app.engine.decoder.quantized_formats import keep_awq, keep_bnb_int8, keep_gptq, keep_packed, keep_scaled
+from serve_app.engine.decoder.quantized_formats import (
+    Grouped,
+    keep_bnb_int8,
+    keep_scaled,
+    read_awq,
+    read_gptq,
+    read_packed,
+)
 from serve_app.engine.decoder.quantized_linear import Int4Groups, Int8Rows, QuantisedLinear, Rounded
 from tests.engine.harness import config
 from tests.families import storing
@@ -38,18 +45,18 @@ def test_eight_bits_are_kept_as_they_are(stored: Callable[..., storing.Stored], 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize(
-    ("stored", "keep"),
+    ("stored", "read"),
     [
-        (storing.packed_int4, keep_packed),
-        (storing.gptq_side_by_side, partial(keep_gptq, zero_offset=1)),
-        (storing.awq, keep_awq),
+        (storing.packed_int4, read_packed),
+        (storing.gptq_side_by_side, partial(read_gptq, bits=4, zero_offset=1)),
+        (storing.awq, read_awq),
     ],
 )
 def test_four_bits_are_kept_but_for_scales_of_sixteen_bits(
-    stored: Callable[..., storing.Stored], keep: Keep, group: int
+    stored: Callable[..., storing.Stored], read: Callable[[storing.Tensors], Grouped], group: int
 ) -> None:
     found = stored(WEIGHT, group)
-    kept = keep(found.tensors)
+    kept = read(found.tensors).kept
     assert isinstance(kept, Int4Groups)
     assert kept.scales.shape == (48, 128 // group)
     step = float(kept.scales.float().max())
@@ -62,9 +69,9 @@ def test_four_bits_are_kept_but_for_scales_of_sixteen_bits(
     [
         (storing.int8_rows(WEIGHT), keep_scaled),  # zeros that are not 0
         (storing.fp8_whole(WEIGHT), keep_scaled),
-        (storing.packed_int4(WEIGHT), keep_packed),  # groups of eight
-        (storing.gptq(WEIGHT), partial(keep_gptq, zero_offset=1)),  # act-order
-        (storing.awq(WEIGHT), keep_awq),
+        (storing.packed_int4(WEIGHT), lambda parts: read_packed(parts).kept),  # groups of eight
+        (storing.gptq(WEIGHT), lambda parts: read_gptq(parts, bits=4, zero_offset=1).kept),  # act-order
+        (storing.awq(WEIGHT), lambda parts: read_awq(parts).kept),
     ],
 )
 def test_what_no_kernel_computes_with_is_not_kept(found: storing.Stored, keep: Keep) -> None:

@@ -53,7 +53,7 @@ def test_the_loop_computes_it_and_gives_the_logits_of_its_modules(
 ) -> None:
     folder = model_folder(family)
     engine = make_engine(config(folder))
-    assert engine._runner.has_loop
+    assert engine._runner._loop is not None
     module = engine.model.module
     assert engine.model.scorings is not None
     loop = build_loop(module, engine.model.shape, engine.model.scorings)
@@ -81,12 +81,12 @@ def test_the_text_of_a_model_that_sees_is_the_loops_where_its_family_is(
     (family,) = (each for each in SERVED if each.label == name)
     engine = make_engine(config(model_folder(family)))
     assert text_config(engine.model.module.config).model_type == TEXTS[name]
-    assert engine._runner.has_loop == (TEXTS[name] in FAMILIES)
+    assert (engine._runner._loop is not None) == (TEXTS[name] in FAMILIES)
 
 
 def test_a_family_that_is_not_in_the_table_is_its_modules_work(model_folder: Callable[[Family], Path]) -> None:
     engine = make_engine(config(model_folder(Family(name="gpt2"))))
-    assert not engine._runner.has_loop
+    assert engine._runner._loop is None
 
 
 def load(folder: Path) -> PreTrainedModel:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-import torch
 
-from serve_app.kernels.cpu.compiling import Kernel, Machine, tried
+from serve_app.kernels.cpu.compiling import Kernel, tried
 from serve_app.kernels.openmp import libgomp
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
@@ -51,10 +50,3 @@ def test_kernels_that_cannot_be_made_or_are_wrong_leave_it_to_torch(caplog: pyte
     assert "torch computes sums: no kernel could be made (LLVM IR parsing error" in caplog.text
     assert tried("sums", lambda: Kernel(TAKE_ITEMS, "note"), lambda _: False) is None
     assert "torch computes sums: the kernel is wrong" in caplog.text
-
-
-def test_pairs_of_bfloat16_are_multiplied_in_wide_vectors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    for capability, expected in (("AVX512", True), ("AVX2", False)):  # torch may be told to do without
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda told=capability: told)
-        assert Machine.here().has_pairs is expected

@@ -7,7 +7,6 @@ they have the index -1 there. So each layer gets one more slot, of zeros, that n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +14,9 @@ from torch import Tensor
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-from serve_app.engine.lora.buckets import Part, Stack, new_stack, shelf_rank
+from serve_app.engine.lora.buckets import Stack, new_stack, shelf_rank
 from serve_app.engine.lora.plan import Resident, lay_tiles
-from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, Adding
+from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, Adding, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missin
             place: Resident(version="", rank=self._rank, place=place, has_gain=False) for place in {*places} - {-1}
         }
         size = self._kernels.tile_rows
-        self._tiles = (lay_tiles(mixes, residents, tile_rows=size, device=self.device) or ()) if residents else ()
+        self._tiles = lay_tiles(mixes, residents, tile_rows=size, device=self.device) if residents else ()
 
     def add_lora_linear(
         self,
@@ -83,15 +82,6 @@ class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missin
         if layer not in self._adding:
             self._adding[layer] = self._kernels.adding(parts_of(lora_a_stacked, lora_b_stacked))
         self._adding[layer](y, x, self._tiles)
-
-
-class PlainKernels:
-    """What torch computes where there are no kernels for a model's sizes."""
-
-    tile_rows = 1 << 16
-
-    def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
-        return partial(_add_plainly, parts)
 
 
 def add_empty_slot(layer: Any) -> None:
@@ -118,21 +108,12 @@ def kernels_for(layers: Iterable[Any], rank: int, dtype: torch.dtype) -> Adapter
     return found or PlainKernels()
 
 
-def parts_of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> list[Part]:
+def parts_of(downs: Sequence[Tensor], ups: Sequence[Tensor]) -> list[AdaptedLinear]:
     """downs: [slots, 1, rank, in] of linears side by side;  ups: [slots, 1, out, rank]"""
-    parts, begin = list[Part](), 0
+    parts, begin = list[AdaptedLinear](), 0
     for down, up in zip(downs, ups, strict=True):
         outputs, rank = up.shape[-2:]
-        parts.append(Part(begin=begin, end=begin + outputs, stacks={rank: Stack(down=down[:, 0], up=up[:, 0])}))
+        stacks = {rank: Stack(down=down[:, 0], up=up[:, 0])}
+        parts.append(AdaptedLinear(begin=begin, end=begin + outputs, stacks=stacks))
         begin += outputs
     return parts
-
-
-def _add_plainly(parts: Sequence[AdaptedLinear], y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
-    for each in tiles:
-        for place, first, count in each.tiles.T.tolist():
-            rows, factors = (some[first : first + count] for some in (each.rows.long(), each.factors[:, None]))
-            for part in parts:
-                stack = part.stacks[each.rank]
-                low = x[rows] @ stack.down[place].T * factors
-                y[rows, part.begin : part.end] += low.to(y.dtype) @ stack.up[place].T

@@ -15,9 +15,9 @@ from serve_app.engine.decoder.memory import send_into, sent
 from serve_app.engine.decoder.step import Layout, Step
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Reading
-from serve_app.engine.lora.plan import ShelfRows, ShelfTiles
+from serve_app.engine.lora.plan import ShelfRows
 from serve_app.engine.lora.pool import AdapterBank, Standing
-from serve_app.kernels.forms import Tiles
+from serve_app.kernels.forms import AdapterTiles, Tiles
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +84,12 @@ class DecodeRows:
         singles, chunks = self._narrow[: 4 * self.size].view(4, self.size), self._narrow[:0].view(4, 0)
         return Tiles(places=self.places, tables=tables, singles=singles, chunks=chunks)
 
-    def shelf_tiles(self) -> tuple[ShelfTiles, ...]:
+    def shelf_tiles(self) -> tuple[AdapterTiles, ...]:
         """Return the tiles of each rank, as many as there are rows."""
         found = []
         for number, rank in enumerate(self._ranks):
             own = self._narrow[self.size * (4 + 5 * number) : self.size * (9 + 5 * number)].view(5, self.size)
-            found.append(ShelfTiles(rank=rank, rows=own[0], factors=own[1].view(torch.float32), tiles=own[2:]))
+            found.append(AdapterTiles(rank=rank, rows=own[0], factors=own[1].view(torch.float32), tiles=own[2:]))
         return tuple(found)
 
     def fill(self, layout: Layout = NOBODY, shelves: Sequence[ShelfRows] = ()) -> None:

@@ -48,7 +48,44 @@ def decode_scaled(parts: Parts, *, block: tuple[int, int] | None = None) -> Tens
     return weight * _spread(scale.float(), weight.shape, block)
 
 
-def decode_packed(parts: Parts) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grouped:
+    """(numbers - zeros) · scales, those of the group that an input is in.
+
+    numbers: [out, in], unsigned, of so many bits;  scales, zeros: [out, groups] float32
+    groups:  [in], the group of each input; None where a group is of inputs side by side
+    """
+
+    numbers: Tensor
+    bits: int
+    scales: Tensor
+    zeros: Tensor
+    groups: Tensor | None
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in] float32"""
+        zeros, scales = (self._spread(each) for each in (self.zeros, self.scales))
+        return (self.numbers.float() - zeros) * scales
+
+    def _spread(self, each: Tensor) -> Tensor:
+        return _spread(each, self.numbers.shape, None) if self.groups is None else each[:, self.groups]
+
+    @property
+    def kept(self) -> Int4Groups | None:
+        """As the kernel takes it; None where it does not: other bits, other groups, or inputs in another order."""
+        inputs, count = self.numbers.shape[1], self.scales.shape[1]
+        size = inputs // count
+        is_in_order = self.groups is None or torch.equal(self.groups, torch.arange(inputs) // size)
+        if self.bits != 4 or not is_in_order or size not in GROUPS or size * count != inputs:
+            return None
+        scales = self.scales.bfloat16()
+        offsets = ((MIDDLE - self.zeros) * scales.float()).bfloat16()
+        numbers = self.numbers.to(torch.uint8).contiguous()
+        return Int4Groups(numbers=numbers, scales=scales.contiguous(), offsets=offsets.contiguous())
+
+
+def read_packed(parts: Parts) -> Grouped:
     """compressed-tensors' pack-quantized: signed numbers of 2, 4 or 8 bits in words along the inputs.
 
     `.weight_packed` [out, words] int32, each number with an offset of half its range; `.weight_shape`;
@@ -60,36 +97,35 @@ def decode_packed(parts: Parts) -> Tensor:
     bits = next((bits for bits in (2, 4, 8) if -(-columns * bits // 32) == packed.shape[1]), None)
     if bits is None:
         raise ValueError(f"{columns} numbers in {packed.shape[1]} words are not of 2, 4 or 8 bits")
-    scale = parts[".weight_scale"].float().reshape(rows, -1)
-    weight = unpack_words(packed, bits)[:, :columns].float() - (1 << (bits - 1))
+    scales = parts[".weight_scale"].float().reshape(rows, -1)
+    zeros = torch.full_like(scales, 1 << (bits - 1))
     if ".weight_zero_point" in parts:
-        zeros = unpack_words(parts[".weight_zero_point"].T.contiguous(), bits)[:, :rows].T - (1 << (bits - 1))
-        weight = weight - _of_groups(zeros.float(), parts, columns)
-    return weight * _of_groups(scale, parts, columns)
+        zeros = unpack_words(parts[".weight_zero_point"].T.contiguous(), bits)[:, :rows].T.float()
+    groups = parts[".weight_g_idx"].long() if ".weight_g_idx" in parts else None
+    numbers = unpack_words(packed, bits)[:, :columns]
+    return Grouped(numbers=numbers, bits=bits, scales=scales, zeros=zeros, groups=groups)
 
 
-def decode_gptq(parts: Parts, *, bits: int, zero_offset: int) -> Tensor:
+def read_gptq(parts: Parts, *, bits: int, zero_offset: int) -> Grouped:
     """GPTQ: unsigned numbers in words along the inputs, a scale and a zero per group of inputs and output.
 
     `.qweight` [words, out]; `.qzeros` [groups, words]; `.scales` [groups, out]; `.g_idx` [in]
     zero_offset: what was taken from a zero before it was stored: 1 in AutoGPTQ's format, 0 in gptq_v2
     """
-    return _scaled_by_groups(*unpack_gptq(parts, bits=bits, zero_offset=zero_offset), parts)
+    numbers = unpack_words(parts[".qweight"].T.contiguous(), bits)
+    scales = parts[".scales"].float().T
+    zeros = (unpack_words(parts[".qzeros"], bits)[:, : len(scales)] + zero_offset) & ((1 << bits) - 1)
+    groups = parts[".g_idx"].long() if ".g_idx" in parts else None
+    return Grouped(numbers=numbers, bits=bits, scales=scales, zeros=zeros.T.float(), groups=groups)
 
 
-def decode_awq(parts: Parts) -> Tensor:
+def read_awq(parts: Parts) -> Grouped:
     """AWQ's gemm version: numbers of 4 bits in words along the outputs, in an order of their own.
 
     `.qweight` [in, words]; `.qzeros` [groups, words]; `.scales` [groups, out]
     """
-    return _scaled_by_groups(*unpack_awq(parts), parts)
-
-
-def _scaled_by_groups(numbers: Tensor, zeros: Tensor, parts: Parts) -> Tensor:
-    """Return (numbers - zeros) · scales, [out, in]. numbers: [in, out];  zeros: [groups, out]"""
-    scales, size = parts[".scales"].float(), len(numbers) // len(zeros)
-    groups = parts[".g_idx"].long() if ".g_idx" in parts else torch.arange(len(numbers)) // size
-    return ((numbers.float() - zeros.float()[groups]) * scales[groups]).T
+    numbers, zeros = (_reordered(unpack_words(parts[name], 4)).T for name in (".qweight", ".qzeros"))
+    return Grouped(numbers=numbers, bits=4, scales=parts[".scales"].float().T, zeros=zeros.float(), groups=None)
 
 
 def decode_bnb_int8(parts: Parts) -> Tensor:
@@ -129,18 +165,6 @@ def decode_mxfp4(parts: Parts) -> Tensor:
     return (numbers * powers[..., None]).flatten(2).transpose(1, 2).contiguous()
 
 
-def unpack_gptq(parts: Parts, *, bits: int, zero_offset: int) -> tuple[Tensor, Tensor]:
-    """Numbers [in, out] and zeros [groups, out] of the parts of `decode_gptq`, integers."""
-    zeros = unpack_words(parts[".qzeros"], bits)[:, : parts[".scales"].shape[1]] + zero_offset
-    return unpack_words(parts[".qweight"].T.contiguous(), bits).T, zeros & ((1 << bits) - 1)
-
-
-def unpack_awq(parts: Parts) -> tuple[Tensor, Tensor]:
-    """Numbers [in, out] and zeros [groups, out] of the parts of `decode_awq`, integers."""
-    weight, zeros = (_reordered(unpack_words(parts[name], 4)) for name in (".qweight", ".qzeros"))
-    return weight, zeros
-
-
 def unpack_words(words: Tensor, bits: int) -> Tensor:
     """Numbers of so many bits along the last dimension of int32 words, lowest bits first: [rows, words · 32/bits]."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
@@ -151,13 +175,6 @@ def _reordered(numbers: Tensor) -> Tensor:
     """AWQ's numbers in the order of their columns."""
     words: Tensor = numbers.unflatten(1, (-1, len(AWQ_ORDER)))
     return words[..., torch.tensor(AWQ_ORDER)].flatten(1)
-
-
-def _of_groups(scale: Tensor, parts: Parts, columns: int) -> Tensor:
-    """[out, groups] spread over the inputs."""
-    if ".weight_g_idx" in parts:
-        return scale[:, parts[".weight_g_idx"].long()]
-    return _spread(scale, torch.Size((scale.shape[0], columns)), None)
 
 
 def _spread(scale: Tensor, shape: torch.Size, block: tuple[int, int] | None) -> Tensor:
@@ -192,47 +209,6 @@ def keep_bnb_int8(parts: Parts) -> Int8Rows:
     return Int8Rows(numbers=parts[".weight"], scales=parts[".SCB"].float() / 127)
 
 
-def keep_packed(parts: Parts) -> Int4Groups | None:
-    """compressed-tensors' pack-quantized in 4 bits, where groups are of inputs that lie side by side."""
-    rows, columns = parts[".weight_shape"].tolist()
-    packed = parts[".weight_packed"]
-    if packed.shape[1] != -(-columns * 4 // 32) or ".weight_g_idx" in parts:
-        return None
-    scales = parts[".weight_scale"].float().reshape(rows, -1)
-    zeros = torch.full_like(scales, MIDDLE)
-    if ".weight_zero_point" in parts:
-        zeros = unpack_words(parts[".weight_zero_point"].T.contiguous(), 4)[:, :rows].T.float()
-    return _groups(unpack_words(packed, 4)[:, :columns], scales, zeros)
-
-
-def keep_gptq(parts: Parts, *, zero_offset: int) -> Int4Groups | None:
-    """GPTQ in 4 bits without act-order."""
-    numbers, zeros = unpack_gptq(parts, bits=4, zero_offset=zero_offset)
-    if ".g_idx" in parts:
-        size = len(numbers) // len(zeros)
-        if not torch.equal(parts[".g_idx"].long(), torch.arange(len(numbers)) // size):
-            return None
-    return _groups(numbers.T, parts[".scales"].float().T, zeros.T.float())
-
-
-def keep_awq(parts: Parts) -> Int4Groups | None:
-    """AWQ's gemm version."""
-    numbers, zeros = unpack_awq(parts)
-    return _groups(numbers.T, parts[".scales"].float().T, zeros.T.float())
-
-
-def _groups(numbers: Tensor, scales: Tensor, zeros: Tensor) -> Int4Groups | None:
-    """(numbers - zeros) · scales, where groups have a size that the kernel takes."""
-    size = numbers.shape[1] // scales.shape[1]
-    if size not in GROUPS or size * scales.shape[1] != numbers.shape[1]:
-        return None
-    scales = scales.bfloat16()
-    offsets = ((MIDDLE - zeros) * scales.float()).bfloat16()
-    return Int4Groups(
-        numbers=numbers.to(torch.uint8).contiguous(), scales=scales.contiguous(), offsets=offsets.contiguous()
-    )
-
-
 SERVED = (
     "fp8, compressed-tensors (int-, float-, naive- and pack-quantized), gptq (2, 4, 8 bits), awq (gemm), bitsandbytes,"
     " mxfp4"
@@ -255,6 +231,16 @@ class Format:
     decode: Callable[[Parts], Tensor]
     becomes: str = ".weight"
     keep: Callable[[Parts], Rounded | None] | None = None
+
+
+def _grouped(main: str, signs: tuple[str, ...], parts: tuple[str, ...], read: Callable[[Parts], Grouped]) -> Format:
+    return Format(
+        main=main,
+        signs=signs,
+        parts=parts,
+        decode=lambda found: read(found).weight,
+        keep=lambda found: read(found).kept,
+    )
 
 
 IGNORED = (".input_scale", ".activation_scale", ".input_zero_point", ".k_scale", ".v_scale", ".weight_format",
@@ -315,12 +301,11 @@ def _scaled(block: Any) -> Format:
     )
 
 
-_PACKED = Format(
-    main=".weight_packed",
-    signs=(".weight_scale",),
-    parts=(".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"),
-    decode=decode_packed,
-    keep=keep_packed,
+_PACKED = _grouped(
+    ".weight_packed",
+    (".weight_scale",),
+    (".weight_scale", ".weight_zero_point", ".weight_shape", ".weight_g_idx"),
+    read_packed,
 )
 _BNB_INT8 = Format(main=".weight", signs=(".SCB",), parts=(".SCB",), decode=decode_bnb_int8,
                    keep=keep_bnb_int8)  # fmt: skip
@@ -361,14 +346,8 @@ def _gptq(settings: Mapping[str, Any], model_type: str) -> Format:
     bits, kind = settings.get("bits"), settings.get("checkpoint_format") or "gptq"
     if bits not in (2, 4, 8) or kind not in ("gptq", "gptq_v2"):
         raise _refused(model_type, f"gptq of {bits} bits in checkpoint_format {kind}")
-    offset = 1 if kind == "gptq" else 0
-    return Format(
-        main=".qweight",
-        signs=(".scales",),
-        parts=(".qzeros", ".scales", ".g_idx"),
-        decode=partial(decode_gptq, bits=bits, zero_offset=offset),
-        keep=partial(keep_gptq, zero_offset=offset) if bits == 4 else None,
-    )
+    read = partial(read_gptq, bits=bits, zero_offset=1 if kind == "gptq" else 0)
+    return _grouped(".qweight", (".scales",), (".qzeros", ".scales", ".g_idx"), read)
 
 
 def _awq(settings: Mapping[str, Any], model_type: str) -> Format:
@@ -376,9 +355,7 @@ def _awq(settings: Mapping[str, Any], model_type: str) -> Format:
     version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if bits != 4 or version != "gemm":
         raise _refused(model_type, f"awq of {bits} bits in version {version}")
-    parts = (".qzeros", ".scales")
-    return Format(main=".qweight", signs=(".scales",), parts=parts, decode=decode_awq,
-                  keep=keep_awq)  # fmt: skip
+    return _grouped(".qweight", (".scales",), (".qzeros", ".scales"), read_awq)
 
 
 def _refused(model_type: str, what: str) -> ModelNotSupported:

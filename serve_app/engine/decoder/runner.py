@@ -85,11 +85,6 @@ class Runner:
         assert self._loop is not None, "graphs are of the loop"
         return self._loop(step)
 
-    @property
-    def has_loop(self) -> bool:
-        """Return whether the loop computes steps; modules compute those of which more than logits is wanted."""
-        return self._loop is not None
-
     @torch.inference_mode()
     def forward(self, batch: Batch, token_ids: Tensor | None = None) -> Tensor:
         """Compute a batch; where the model is divided, with the other shards.

@@ -157,7 +157,6 @@ def pack(batch: Batch, storage: Storage) -> Layout:
                 blocks=holding.blocks,
                 start=span.start,
                 length=length,
-                names=() if storage.shares_held else holding.names,  # of pages nobody has a copy to look for
             )
         )
     return Layout(

@@ -331,7 +331,6 @@ class RowsPlan:
         self._ours = [each for each in readings if each.length <= SHORT]
         self._others: Sequence[Group] | None = None
         self._tables: dict[tuple[int | None, int | None], list[Table]] = {}
-        self._is_decoding = all(each.length == 1 for each in readings)
         self._by_torch: GroupedPlan | None = None
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
@@ -339,13 +338,11 @@ class RowsPlan:
         kernel = kernel_of(query, keys, values, scoring)
         if kernel is None or not self._ours:
             return self._plan_of_torch().run(layer, query, key, value, scoring=scoring)
-        new = None if key is None or value is None else (key, value)
-        if new is not None and not self._is_decoding:
-            self._storage.write(layer, self._places, *new)
-            new = None
+        if key is not None and value is not None:
+            self._storage.write(layer, self._places, key, value)
         output = query.new_empty(query.shape)
         for table in self._tables_for(kernel, scoring):
-            kernel.run(query, keys, values, table, output, scale=scoring.scale, new=new)
+            kernel.run(query, keys, values, table, output, scale=scoring.scale)
         for group in self._groups():
             keys, values = self._storage.read(layer, group)
             mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
@@ -360,8 +357,7 @@ class RowsPlan:
     def _tables_for(self, kernel: RowsKernel, scoring: Scoring) -> list[Table]:
         name = scoring.window, scoring.chunk
         if name not in self._tables:
-            stretch = kernel.stretch
-            rows = rows_of(self._storage, self._ours, window=scoring.window, chunk=scoring.chunk, stretch=stretch)
+            rows = rows_of(self._storage, self._ours, window=scoring.window, chunk=scoring.chunk)
             self._tables[name] = kernel.tables(rows)
         return self._tables[name]
 
@@ -381,35 +377,14 @@ def kernel_of(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> 
     return attention_of_rows(heads // kv_heads, query.shape[2], query.dtype) if heads % kv_heads == 0 else None
 
 
-def rows_of(
-    storage: LaneStorage, readings: Sequence[Reading], *, window: int | None, chunk: int | None, stretch: int
-) -> list[Row]:
-    """Return each query with the keys that it sees; stretch: keys that may be read elsewhere together."""
+def rows_of(storage: LaneStorage, readings: Sequence[Reading], *, window: int | None, chunk: int | None) -> list[Row]:
+    """Return each query with the keys that it sees."""
     rows = []
-    for reading, common in zip(readings, _in_common(storage, readings, stretch), strict=True):
+    for reading in readings:
         lane = storage.first_position(reading.place)
         for number in range(reading.length):
             position, token = reading.start + number, reading.first_token + number
             in_window = 0 if window is None else position + 1 - window
             begin = max(0, in_window, 0 if chunk is None else position - position % chunk)
-            elsewhere = () if begin else common
-            rows.append(Row(token=token, position=lane + begin, num_keys=position + 1 - begin, elsewhere=elsewhere))
+            rows.append(Row(token=token, position=lane + begin, num_keys=position + 1 - begin))
     return rows
-
-
-def _in_common(storage: LaneStorage, readings: Sequence[Reading], stretch: int) -> list[Sequence[int]]:
-    """Return for each reading where its first stretches are read.
-
-    Of several copies of a shared prefix one is read, which stays in the CPU's cache. A block's name says what is the
-    same: it covers all tokens before it.
-    """
-    num_blocks = stretch // storage.block_size
-    if len(readings) < 2 or stretch % storage.block_size:
-        return [()] * len(readings)
-    lanes: dict[bytes, int] = {}
-    found: list[Sequence[int]] = []
-    for reading in readings:
-        own, computed = storage.first_position(reading.place), reading.names[: reading.start // storage.block_size]
-        last = computed[num_blocks - 1 :: num_blocks]
-        found.append([lanes.setdefault(name, own) + at * stretch for at, name in enumerate(last)])
-    return found

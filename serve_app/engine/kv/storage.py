@@ -145,7 +145,7 @@ class Reading:
     """Queries of one sequence in a step, `length` of them from position `start` on.
 
     first_token: where they begin in the packed row
-    place, blocks, names: of the sequence's holding
+    place, blocks: of the sequence's holding
     """
 
     first_token: int
@@ -153,7 +153,6 @@ class Reading:
     blocks: Sequence[int]
     start: int
     length: int
-    names: Sequence[bytes] = ()
 
     @property
     def num_keys(self) -> int:

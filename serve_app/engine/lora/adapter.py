@@ -261,10 +261,10 @@ def _told(names: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
-    """The change to one weight: y += up @ (down @ x), where scaling is inside `up` already.
+    """The change to one weight: y += up @ (down @ x), where scaling and gain are inside `up` already.
 
     down: [rank, in];  up: [out, rank]; of experts [experts, rank, in] and [experts, out, rank]
-    gain: [out], DoRA's m / |W + up @ down|, by which the module's output without bias is multiplied; None is 1
+    gain: [out], DoRA's m / |W + up @ down|, by which the base's output without bias is multiplied; None is 1
     """
 
     down: Tensor
@@ -317,8 +317,8 @@ def _low_rank(
         down, up = down.unflatten(0, (experts, -1)), up.unflatten(1, (-1, experts)).permute(2, 0, 1)
     if linear is not None and change.magnitude is not None:
         merged = weight_of(linear).detach().float().cpu() + up @ down.float()
-        gain = tensors[change.magnitude].float().flatten() / torch.linalg.vector_norm(merged, dim=1)
-        gain = _finite(gain.to(dtype), f"module {name}: DoRA's gain")
+        exact = tensors[change.magnitude].float().flatten() / torch.linalg.vector_norm(merged, dim=1)
+        gain, up = _finite(exact.to(dtype), f"module {name}: DoRA's gain"), up * exact[:, None]
     return LowRank(
         down=_finite(down.to(dtype), f"tensor {change.down}"),
         up=_finite(up.to(dtype), f"tensor {change.up}, scaled by {scaling:g},"),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.lora.adapter import LowRank
+from serve_app.kernels.forms import Factors
 
 MIN_RANK = 8
 
@@ -20,15 +21,12 @@ def shelf_rank(rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Stack(Factors):
     """What a shelf's places do to one weight.
 
     down: [places, rank, in];  up: [places, out, rank], which on CPUs lies in memory as [places, rank, out]; of experts
     each has one more dimension behind the places
     """
-
-    down: Tensor
-    up: Tensor
 
     @property
     def num_bytes(self) -> int:
@@ -52,19 +50,6 @@ class Stack:
         if low_rank is not None:
             down[..., :rank, :].copy_(low_rank.down)
             up[..., :rank].copy_(low_rank.up)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One of the linears whose outputs lie side by side.
-
-    begin, end: its columns
-    stacks:     of the shelves that change it, by rank
-    """
-
-    begin: int
-    end: int
-    stacks: Mapping[int, Stack]
 
 
 def entries_per_rank(frame: Tensor) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,27 +11,25 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from serve_app.engine.decoder.transformers_private import apply_gate
-from serve_app.engine.lora.buckets import Part, Shelf, Stack
-from serve_app.engine.lora.plan import Gains, Mix, Pass, Plan, Resident, Rows, Segment, ShelfTiles
-from serve_app.kernels.forms import AdapterKernels, Adding
-
-MOST_ROWS_ALONE = 64
+from serve_app.engine.lora.buckets import Shelf, Stack
+from serve_app.engine.lora.plan import Gains, Mix, Plan, Resident
+from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, Adding, PlainKernels
 
 
 class Step:
     """What all modules of a bank are told of the step that is computed.
 
     plan:    None is a step without adapters
-    tiles:   the same rows for kernels; None where torch computes the changes
-    kernels: that can; None where there are none
+    tiles:   its rows as kernels read them
+    kernels: which compute the changes
     groups:  the adapted rows by their mix, for modules that are no linear
     residents: what is in each slot
     """
 
     def __init__(self) -> None:
-        self.kernels: AdapterKernels | None = None
+        self.kernels: AdapterKernels = PlainKernels()
         self.plan: Plan | None = None
-        self.tiles: tuple[ShelfTiles, ...] | None = None
+        self.tiles: tuple[AdapterTiles, ...] = ()
         self.groups: Sequence[tuple[Mix, Tensor]] = ()
         self.residents: dict[int, Resident] = {}
 
@@ -83,15 +80,17 @@ class BankedLinear(nn.Module):
         """What this step's rows are adapted with."""
         return self._step
 
-    def add_products(self, y: Tensor, picked: Sequence[Tensor], plan: Plan) -> None:
-        """As `change`, of the rows of x that each pass picks, in torch's products."""
-        passes = list(zip(plan.passes, picked, strict=True))
-        changes = [self._change(each, y, rows) for each, rows in passes]  # all of them, before the first is added
-        for each, change in zip(plan.passes, changes, strict=True):
-            if isinstance(each.rows, slice):
-                y[each.rows].add_(change)
-            else:
-                y.index_add_(0, each.rows, change)
+    def apply_gains(self, y: Tensor, gains: Sequence[Gains]) -> None:
+        """Have DoRA's gains change rows of y [tokens, out], which is base(x) yet: the base without its bias."""
+        if self.gains is None:
+            return
+        added = []
+        for each in gains:
+            base, gain = y.index_select(0, each.rows), self.gains.index_select(0, each.slots)
+            base = base if self.bias is None else base - self.bias
+            added.append((base * (gain - 1) * each.factors[:, None]).to(y.dtype))
+        for each, more in zip(gains, added, strict=True):
+            y.index_add_(0, each.rows, more)
 
     @property
     def num_changes(self) -> tuple[int, ...]:
@@ -104,35 +103,6 @@ class BankedLinear(nn.Module):
         found = ((rank, shelf.stacks.get(self.name)) for rank, shelf in self._shelves.items())
         return {rank: stack for rank, stack in found if stack is not None}
 
-    def _change(self, each: Pass, y: Tensor, picked: Tensor) -> Tensor:
-        """What one adapter of each row adds to it, [rows of the pass, out]; y is still the base's."""
-        pieces = [self._piece(picked, segment, y.shape[1]) for segment in each.segments]
-        change = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        if each.kept is not None:
-            change = change.index_select(0, each.kept)
-        if each.gains is not None and self.gains is not None:
-            self._gain(change, y, each.gains, self.gains)
-        return change if each.factors is None else (change * each.factors).to(change.dtype)
-
-    def _gain(self, change: Tensor, y: Tensor, rows: Gains, gains: Tensor) -> None:
-        """Have changes to rows with DoRA's magnitude say what it makes of them, and of the base without its bias."""
-        gain, base = gains.index_select(0, rows.slots), y.index_select(0, rows.rows)
-        base = base if self.bias is None else base - self.bias
-        change.index_copy_(0, rows.at, change.index_select(0, rows.at) * gain + base * (gain - 1))
-
-    def _piece(self, picked: Tensor, segment: Segment, out_features: int) -> Tensor:
-        """The change to a segment's rows, [rows, out]."""
-        stack = self._shelves[segment.rank].stacks.get(self.name)
-        if stack is None:
-            return picked.new_zeros(segment.end - segment.begin, out_features)
-        rows = picked[segment.begin : segment.end]
-        if segment.num_places == 1 and len(rows) > MOST_ROWS_ALONE:  # with many rows a batch of one takes longer
-            return rows @ stack.down[segment.first_place].mT @ stack.up[segment.first_place].mT
-        places = slice(segment.first_place, segment.first_place + segment.num_places)
-        rows = rows.view(segment.num_places, -1, picked.shape[1])
-        low = torch.bmm(rows, stack.down[places].mT)  # [places, rows, rank]
-        return torch.bmm(low, stack.up[places].mT).view(-1, out_features)
-
 
 class Parts:
     """Linears of one bank that read one input, and whose outputs lie side by side."""
@@ -140,30 +110,20 @@ class Parts:
     def __init__(self, parts: Sequence[tuple[int, int, BankedLinear]]) -> None:
         """parts: columns of the outputs from … to, and the linear that they are of"""
         self._parts = tuple(parts)
-        self._counts: tuple[int, ...] | None = None
+        self._made_of: tuple[AdapterKernels, tuple[int, ...]] | None = None
         self._adding: Adding | None = None
 
     def change(self, y: Tensor, x: Tensor) -> None:
-        """Change the adapted rows of y [tokens, all outputs], which is what the linears have made of x [tokens, in].
-
-        In torch's products the rows of x are picked once for all, and few rows are computed in the calling thread: to
-        wake a second one costs more than it computes of a product that reads a few hundred kilobytes (measured on two
-        cores: 3.6 times as fast at 8 rows of one adapter, 1.3 times at 16 of eight; 0.8 times at 256).
-        """
+        """Change the adapted rows of y [tokens, all outputs], which is what the linears have made of x [tokens, in]."""
         step = self.step
         if step is None or step.plan is None:
             return
         plan = step.plan
         if x.shape[0] != plan.num_tokens:
             raise RuntimeError(f"{self._parts[0][2].name} was given {x.shape[0]} rows in a step of {plan.num_tokens}")
-        if step.tiles is not None:
-            assert step.kernels is not None, "tiles are laid for kernels"
-            self.added_by(step.kernels)(y, x, step.tiles)
-            return
-        with _threads_for(plan.num_tokens, y.device):
-            picked = [_pick(x, each.picked) for each in plan.passes]
-            for begin, end, linear in self._parts:
-                linear.add_products(y[:, begin:end], picked, plan)
+        for begin, end, linear in self._parts:
+            linear.apply_gains(y[:, begin:end], plan.gains)
+        self.added_by(step.kernels)(y, x, step.tiles)
 
     @property
     def step(self) -> Step | None:
@@ -172,29 +132,11 @@ class Parts:
 
     def added_by(self, kernels: AdapterKernels) -> Adding:
         """Made once for as long as the stacks are the same tensors; another thread may be about to change them."""
-        counts = self._parts[0][2].num_changes
-        if self._adding is None or counts != self._counts:
-            found = [Part(begin=begin, end=end, stacks=linear.stacks) for begin, end, linear in self._parts]
-            self._adding, self._counts = kernels.adding(found), counts
+        made_of = kernels, self._parts[0][2].num_changes
+        if self._adding is None or made_of != self._made_of:
+            found = [AdaptedLinear(begin=begin, end=end, stacks=linear.stacks) for begin, end, linear in self._parts]
+            self._adding, self._made_of = kernels.adding(found), made_of
         return self._adding
-
-
-@contextmanager
-def _threads_for(num_tokens: int, device: torch.device) -> Iterator[None]:
-    """Within it torch computes in as many threads as pay for so many tokens."""
-    num_threads = torch.get_num_threads()
-    if num_threads == 1 or num_tokens > MOST_ROWS_ALONE or device.type != "cpu":
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
-
-
-def _pick(x: Tensor, rows: Rows) -> Tensor:
-    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
 
 
 class BankedModule(nn.Module):

@@ -1,10 +1,9 @@
 """Applies all resident adapters at once: each row of a step is changed by the adapter in its own slot.
 
-An adapter lies on the shelf of its rank (8, 16, 32, …), where the factors of neighbouring places are stacked. A step
-picks its adapted rows by slot and computes, per run of neighbouring places, two batched products; so it costs what
-the slots present cost, and no number of one adapter ever meets a row of another. A mix such as a*0.7+b*0.3 takes no
-slot of its own: its rows are picked once per adapter, and each change has a factor before all are added up. Of experts
-and routers the adapted rows are computed apart, mix by mix.
+An adapter lies on the shelf of its rank (8, 16, 32, …), where the factors of all places are stacked. Kernels take the
+adapted rows of a step in tiles of one adapter; so it costs what the slots present cost, and no number of one adapter
+ever meets a row of another. A mix such as a*0.7+b*0.3 takes no slot of its own: its rows are in a tile of each adapter,
+and each change has a factor before it is added. Of experts and routers the adapted rows are computed apart, mix by mix.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weigh
 from serve_app.engine.lora.buckets import MIN_RANK, Shelf, Stack, entries_per_rank, shelf_rank
 from serve_app.engine.lora.matching import Target, head_name
 from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step
-from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, ShelfTiles, lay_rows, lay_tiles, make_plan
-from serve_app.kernels.forms import AdapterKernels
+from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, find_gains, lay_rows, lay_tiles
+from serve_app.kernels.forms import AdapterKernels, AdapterTiles, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 
 SwapIn = Callable[[], None]
@@ -59,7 +58,7 @@ class AdapterBank:
     ) -> None:
         """max_bytes: of all resident adapters together; None does not bound them
 
-        uses_triton: whether kernels are Triton's; all leave steps with a row of DoRA's gains to torch
+        uses_triton: whether kernels are Triton's
         """
         self.num_slots, self.max_bytes = max_slots, max_bytes
         self._model, self._uses_triton = model, uses_triton
@@ -78,7 +77,7 @@ class AdapterBank:
         self._residents: dict[int, Resident] = self._step.residents
         self._last_mixes: tuple[Mix, ...] | None = None
         self._last_plan: Plan | None = None
-        self._last_tiles: tuple[ShelfTiles, ...] | None = None
+        self._last_tiles: tuple[AdapterTiles, ...] = ()
         self._staging = threading.Lock()
         self._places: dict[int, tuple[int, int]] = {}  # slot -> rank and place, as `stage` left them
         self._vacated: set[int] = set()
@@ -158,12 +157,6 @@ class AdapterBank:
         """The adapted modules whose output is one tensor."""
         return [*self.wrapped.values(), *(each for each in self._modules.values() if isinstance(each, BankedExperts))]
 
-    @property
-    def num_columns(self) -> int:
-        """Columns of low rank that each module computes in this step."""
-        used = {(at, slot) for mix in self._last_mixes or () for at, (slot, _) in enumerate(mix)}
-        return 0 if self._step.plan is None else sum(self._residents[slot].rank for _, slot in used)
-
     def version_of(self, slot: int) -> str | None:
         """The version that rows of this slot are computed with; None where there is none yet."""
         resident = self._residents.get(slot)
@@ -233,17 +226,23 @@ class AdapterBank:
             hook.remove()
 
     def end_step(self) -> None:
-        self._step.plan = self._step.tiles = None
+        self._step.plan, self._step.tiles = None, ()
 
     def rows_of(self, mixes: Sequence[Mix]) -> tuple[ShelfRows, ...] | None:
-        """A step's adapted rows as kernels read them; None where kernels do not compute them."""
-        kernels = self._step.kernels
-        return None if kernels is None else lay_rows(mixes, self._residents, tile_rows=kernels.tile_rows)
+        """A step's adapted rows as kernels read them; None where more than kernels computes them, as DoRA's gains."""
+        has_gain = any(self._residents[slot].has_gain for mix in mixes for slot, _ in mix)
+        if has_gain or not self._has_kernels:
+            return None
+        return lay_rows(mixes, self._residents, tile_rows=self._step.kernels.tile_rows)
 
     @property
     def kernel_ranks(self) -> tuple[int, ...]:
         """The ranks of all shelves; () where kernels do not compute them."""
-        return () if self._step.kernels is None else tuple(sorted(self._shelves))
+        return tuple(sorted(self._shelves)) if self._has_kernels else ()
+
+    @property
+    def _has_kernels(self) -> bool:
+        return not isinstance(self._step.kernels, PlainKernels)
 
     @torch.inference_mode(False)  # as the places are written later, outside of it
     def reserve(self) -> None:
@@ -258,9 +257,9 @@ class AdapterBank:
                 self._shelves[rank].reserve({c.target.name for each in known for c in each.changes.values()}, room)
 
     @contextmanager
-    def running(self, num_tokens: int, tiles: tuple[ShelfTiles, ...]) -> Iterator[None]:
+    def running(self, num_tokens: int, tiles: tuple[AdapterTiles, ...]) -> Iterator[None]:
         """Within it all modules have these tiles computed by kernels."""
-        self._step.plan, self._step.tiles = Plan(num_tokens=num_tokens, passes=()), tiles
+        self._step.plan, self._step.tiles = Plan(num_tokens=num_tokens), tiles
         try:
             yield
         finally:
@@ -313,9 +312,9 @@ class AdapterBank:
 
     def _choose_kernels(self) -> None:
         """Kernels compute every adapter that is known, or torch does."""
-        if self._step.kernels is None or not self._uses_triton:
-            found = self._kernels(self._frames[name] for name in self._linears)
-            self._step.kernels = found if found is None else self._step.kernels or found
+        if not (self._uses_triton and self._has_kernels):
+            self._step.kernels = self._kernels(self._frames[name] for name in self._linears) or PlainKernels()
+            self._last_mixes = None
 
     def warm_kernels(self) -> None:
         """Compile kernels beforehand, in any thread, as the first adapter would in the engine's."""
@@ -341,19 +340,15 @@ class AdapterBank:
                 rows.setdefault(mix, []).append(row)
         return [(mix, torch.tensor(found, device=self._device)) for mix, found in rows.items()]
 
-    def _plan(self, mixes: tuple[Mix, ...]) -> tuple[Plan | None, tuple[ShelfTiles, ...] | None]:
-        """What torch computes, or kernels."""
+    def _plan(self, mixes: tuple[Mix, ...]) -> tuple[Plan | None, tuple[AdapterTiles, ...]]:
         present = {slot for mix in set(mixes) for slot, _ in mix}
         for slot in present:
             assert slot in self._residents, f"slot {slot} holds no adapter that could be computed with"
         if not present:
-            return None, None
-        kernels = self._step.kernels
-        if kernels is not None:
-            tiles = lay_tiles(mixes, self._residents, tile_rows=kernels.tile_rows, device=self._device)
-            if tiles is not None:
-                return Plan(num_tokens=len(mixes), passes=()), tiles
-        return make_plan(mixes, self._residents, device=self._device), None
+            return None, ()
+        tiles = lay_tiles(mixes, self._residents, tile_rows=self._step.kernels.tile_rows, device=self._device)
+        gains = find_gains(mixes, self._residents, device=self._device)
+        return Plan(num_tokens=len(mixes), gains=gains), tiles
 
     def _free(self, slot: int) -> None:
         self._vacated.discard(slot)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,7 @@ class Inline(Executor):
 class Slots:
     """Places for adapter versions. A pinned version stays; of the others the least recently used gives way.
 
-    All methods belong to the engine's thread and none but `wait` blocks. A version whose weights are still on their
+    All methods belong to the engine's thread and none blocks. A version whose weights are still on their
     way has its slot already and may be pinned, but `is_ready` only after a `poll` found them there; one whose
     weights could not be read has `failed` from then on, until its last user lets go.
 
@@ -124,12 +124,6 @@ class Slots:
         for version in done:
             self._settle(version, self._staging.pop(version))
         return bool(done)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until something can be polled, or nothing is being staged; whether it can."""
-        if not self._staging:
-            return False
-        return bool(wait(self._staging.values(), timeout_s, return_when="FIRST_COMPLETED").done)
 
     def release(self, model: ModelRef) -> None:
         """Undo one `acquire`."""

@@ -17,31 +17,6 @@ ROWS_AT_ONCE = 32
 """Rows that a device passes over together. A CPU takes one after the other, so that its passes stay in the cache."""
 
 
-class Scratch:
-    """Memory for passes over a vocabulary, used for row after row: fresh memory costs more than most passes do.
-
-    A tensor is known by its name; the next one of that name overwrites it.
-    """
-
-    def __init__(self) -> None:
-        self._tensors: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-
-    def take(self, name: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a tensor of the shape of `like` on its device; it holds anything."""
-        return self.of_size(name, like.numel(), dtype, like.device).view(like.shape)
-
-    def copy(self, name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a copy of the values, converted."""
-        return self.take(name, values, dtype).copy_(values)
-
-    def of_size(self, name: str, size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a tensor [size] that holds anything."""
-        known = self._tensors.get((name, dtype, device))
-        if known is None or len(known) < size:
-            known = self._tensors[name, dtype, device] = torch.empty(size, dtype=dtype, device=device)
-        return known[:size]
-
-
 class Rest(IntEnum):
     """What has become of the tokens that are no candidates."""
 
@@ -227,7 +202,7 @@ def row_sums(values: Tensor) -> Tensor:
 
 
 def block_weights(
-    logits: Tensor, rows: list[int], divisor: Tensor, scratch: Scratch, *, without: Tensor | None = None
+    logits: Tensor, rows: list[int], divisor: Tensor, *, without: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Add up exp((logit - highest) / divisor) over 64 columns each, in float32 and their blocks in float64.
 
@@ -239,8 +214,7 @@ def block_weights(
     sums, highest = [], []
     for part, own in few_at_once(logits, rows):
         highest.append(own.amax(-1))
-        weights = torch.sub(own, highest[-1][:, None], out=scratch.take("weights", own, torch.float32))
-        weights.div_(divisor[part, None].float()).exp_()
+        weights = (own - highest[-1][:, None]).div_(divisor[part, None].float()).exp_()
         if without is not None:
             weights.scatter_(1, without[part], 0.0)
         sums.append(block_sums(weights))
@@ -255,17 +229,12 @@ def few_at_once(logits: Tensor, rows: list[int]) -> Iterator[tuple[slice, Tensor
         yield part, take_rows(logits, rows[part])
 
 
-def take_rows(logits: Tensor, rows: list[int], scratch: Scratch | None = None) -> Tensor:
-    """Return these rows, without a copy where they lie side by side; else in scratch's "rows", if there is one."""
+def take_rows(logits: Tensor, rows: list[int]) -> Tensor:
+    """Return these rows, without a copy where they lie side by side."""
     first = rows[0] if rows else 0
     if rows == list(range(first, first + len(rows))):
         return logits[first : first + len(rows)]
-    places = sent(torch.tensor(rows), logits.device)
-    if scratch is None:
-        return logits.index_select(0, places)
-    size = len(rows) * logits.shape[-1]
-    copied = scratch.of_size("rows", size, logits.dtype, logits.device).view(len(rows), -1)
-    return torch.index_select(logits, 0, places, out=copied)
+    return logits.index_select(0, sent(torch.tensor(rows), logits.device))
 
 
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -320,8 +289,6 @@ class WholeRow:
     of what orders them: the sum for each digit says in which of them the bound is reached. So it takes the same few
     passes whatever the values are, and no two tokens are compared.
 
-    Everything large is scratch, so there is one row at a time.
-
     logits:  [1, vocab] float32, not divided, no -0.0; what is dropped becomes -inf
     divisor: [1] float64, the temperature applied so far
     weights: [1, vocab] float64, what is proportional to the probabilities, where the last stage knew it
@@ -329,24 +296,22 @@ class WholeRow:
 
     logits: Tensor
     divisor: Tensor
-    scratch: Scratch
     weights: Tensor | None = None
 
     @classmethod
-    def of_logits(cls, logits: Tensor, scratch: Scratch) -> WholeRow:
+    def of_logits(cls, logits: Tensor) -> WholeRow:
         """Copy a row, [1, vocab] float32."""
-        own = torch.add(logits, 0.0, out=scratch.take("whole", logits, torch.float32))
-        return cls(own, torch.ones(1, dtype=torch.float64, device=logits.device), scratch)
+        return cls(logits + 0.0, torch.ones(1, dtype=torch.float64, device=logits.device))
 
     @property
     def masked_logits(self) -> Tensor:
         """[1, vocab] float64, divided, -inf where not in play."""
-        return self.scratch.copy("masked", self.logits, torch.float64).div_(self.divisor)
+        return self.logits.double().div_(self.divisor)
 
     @property
     def kept(self) -> Tensor:
         """[1, vocab] bool, in play."""
-        return torch.gt(self.logits, -inf, out=self.scratch.take("kept", self.logits, torch.bool))
+        return self.logits > -inf
 
     @property
     def num_kept(self) -> Tensor:
@@ -388,7 +353,7 @@ class WholeRow:
     def keep_typical(self, log_total: Tensor, entropy: Tensor, bound: Tensor, min_keep: Tensor) -> WholeRow:
         """Keep those whose surprise is closest to the entropy until their probabilities reach a bound."""
         surprise = self.masked_logits.neg_().add_(log_total)
-        distance = torch.sub(surprise, entropy, out=self.scratch.take("distance", surprise, torch.float64)).abs_()
+        distance = (surprise - entropy).abs_()
         return self._keep_until(surprise.neg_().exp_(), bound, min_keep, distance)
 
     def _keep_until(
@@ -408,34 +373,29 @@ class WholeRow:
     def _last(self, weights: Tensor | None, bound: float, distance: Tensor | None = None) -> int | None:
         """Find the token with which the sum of weights reaches the bound; None where all of them do not."""
         bits = self.logits.view(torch.int32)
-        falling = torch.bitwise_right_shift(bits, 31, out=self.scratch.take("falling", bits, torch.int32))
-        falling.bitwise_not_().bitwise_and_((1 << 31) - 1).bitwise_xor_(bits)  # rises, read without a sign
+        falling = (bits >> 31).bitwise_not_().bitwise_and_((1 << 31) - 1).bitwise_xor_(bits)  # rises, read unsigned
         orders = [falling[0]] if distance is None else [distance.view(torch.int64)[0], falling[0]]
-        return _reaching(orders, None if weights is None else weights[0], max(bound, LEAST), self.scratch)
+        return _reaching(orders, None if weights is None else weights[0], max(bound, LEAST))
 
     def _behind(self, last: int, distance: Tensor | None = None) -> Tensor:
         """Say which tokens come after this one, [1, vocab] bool."""
-        here, later = slice(last, last + 1), slice(last + 1, None)
-        behind = self.scratch.take("behind", self.logits, torch.bool)
-        torch.lt(self.logits[:, : last + 1], self.logits[:, here], out=behind[:, : last + 1])
-        torch.le(self.logits[:, later], self.logits[:, here], out=behind[:, later])  # of equals those with higher ids
+        behind = self.logits < self.logits[:, last, None]
+        behind[:, last + 1 :] |= self.logits[:, last + 1 :] == self.logits[:, last, None]  # of equals higher ids
         if distance is not None:
-            compared = self.scratch.take("compared", distance, torch.bool)
-            behind.logical_and_(torch.eq(distance, distance[:, here], out=compared))
-            behind.logical_or_(torch.gt(distance, distance[:, here], out=compared))
+            here = distance[:, last, None]
+            behind.logical_and_(distance == here).logical_or_(distance > here)
         return behind
 
     def _below(self, lowest: Tensor) -> Tensor:
         """Say which logits are below this one, which -inf always is."""
-        lowest = lowest.clamp(min=LOWEST)
-        return torch.lt(self.masked_logits, lowest, out=self.scratch.take("behind", self.logits, torch.bool))
+        return self.masked_logits < lowest.clamp(min=LOWEST)
 
     def _drop(self, those: Tensor) -> WholeRow:
         self.logits.masked_fill_(those, -inf)
         return replace(self, weights=None)
 
 
-def _reaching(orders: list[Tensor], weights: Tensor | None, bound: float, scratch: Scratch) -> int | None:
+def _reaching(orders: list[Tensor], weights: Tensor | None, bound: float) -> int | None:
     """Find the column with which a sum over columns reaches the bound; None where it never does.
 
     orders:  [n] integers, read without a sign: lower ones come first, of equals what has a lower one of the next, of
@@ -445,16 +405,15 @@ def _reaching(orders: list[Tensor], weights: Tensor | None, bound: float, scratc
     columns: Tensor | None = None  # those in question: all
     is_first = True
     for number, shift in _digits_of(orders):
-        own = orders[number]
-        digits = torch.bitwise_right_shift(own, shift, out=scratch.take("digits", own, own.dtype))
-        sums = torch.bincount(digits.bitwise_and_(NUM_DIGITS - 1), weights, NUM_DIGITS).double().cumsum_(-1)
+        digits = (orders[number] >> shift).bitwise_and_(NUM_DIGITS - 1)
+        sums = torch.bincount(digits, weights, NUM_DIGITS).double().cumsum_(-1)
         total = float(sums[-1])
         if is_first and total < bound:
             return None
         is_first, bound = False, min(bound, total)  # later sums may miss it by rounding
         digit = int(torch.searchsorted(sums, bound))
         bound -= float(sums[digit - 1]) if digit else 0.0
-        inside = torch.eq(digits, digit, out=scratch.take("inside", digits, torch.bool))
+        inside = digits == digit
         if not (bool(inside[0] & inside[-1]) and bool(inside.all())):
             some = torch.nonzero(inside)[:, 0]
             columns = some if columns is None else columns[some]

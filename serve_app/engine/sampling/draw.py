@@ -19,7 +19,6 @@ from serve_app.engine.sampling.candidates import (
     BLOCK,
     ROWS_AT_ONCE,
     Rest,
-    Scratch,
     block_sums,
     block_weights,
     choose_candidates,
@@ -71,17 +70,15 @@ class Choice:
     is_settled: Tensor
 
 
-def draw_tokens(
-    logits: Tensor, sequences: Items[Sequence], rows: Items[int] | None = None, *, scratch: Scratch | None = None
-) -> list[Drawn]:
-    """Draw one token per row. Changes nothing but scratch.
+def draw_tokens(logits: Tensor, sequences: Items[Sequence], rows: Items[int] | None = None) -> list[Drawn]:
+    """Draw one token per row. Changes nothing.
 
     logits: [any rows, vocab] float32, edited; each row drawn from has a finite one, -inf is out of play
     rows:   the sequences' rows; all in their order where left out
     """
-    scratch, where = scratch or Scratch(), list(range(len(sequences)) if rows is None else rows)
+    where = list(range(len(sequences)) if rows is None else rows)
     drawn: dict[int, Drawn] = {}
-    choice = draw_fast(logits, sequences, where, scratch=scratch)
+    choice = draw_fast(logits, sequences, where)
     facts = zip(choice.token_ids.tolist(), choice.probabilities.tolist(), choice.is_settled.tolist(), strict=True)
     for place, (token_id, probability, is_settled) in enumerate(facts):
         if is_settled:
@@ -89,15 +86,15 @@ def draw_tokens(
     for place, sequence in enumerate(sequences):
         if place not in drawn or _num_top(sequence):
             own = take_rows(logits, [where[place]])
-            drawn[place] = draw_whole(own, sequence, scratch, known=drawn.get(place))
+            drawn[place] = draw_whole(own, sequence, known=drawn.get(place))
     return [drawn[place] for place in range(len(sequences))]
 
 
-def draw_whole(logits: Tensor, sequence: Sequence, scratch: Scratch, *, known: Drawn | None = None) -> Drawn:
+def draw_whole(logits: Tensor, sequence: Sequence, *, known: Drawn | None = None) -> Drawn:
     """Draw for one row, [1, vocab], with every token in view; known: what was drawn, if only its rivals are wanted."""
     parameters = Parameters.of_sequences([sequence], HOST)
     chain = stages_of(order_of(sequence.request.sampling))
-    row = run_whole_chain(logits, chain, parameters.sent(logits.device), scratch)
+    row = run_whole_chain(logits, chain, parameters.sent(logits.device))
     weights, vocab = weights_of(row)[0], logits.shape[-1]
     sums, keys = block_sums(weights[None]), parameters.keys.to(logits.device)
     if known is not None:
@@ -118,18 +115,12 @@ def draw_whole(logits: Tensor, sequence: Sequence, scratch: Scratch, *, known: D
     return Drawn(token_id, float(weights[token_id] / total), top)
 
 
-def draw_fast(
-    logits: Tensor,
-    sequences: Items[Sequence],
-    rows: Items[int],
-    *,
-    scratch: Scratch | None = None,
-) -> Choice:
+def draw_fast(logits: Tensor, sequences: Items[Sequence], rows: Items[int]) -> Choice:
     """Draw one token per row from its likeliest tokens, or from all of them where no stage drops any.
 
     As `draw_tokens`, but that a row may be left open; where a row has no finite logit, its token means nothing.
     """
-    own, scratch = Parameters.of_sequences(sequences, HOST), scratch or Scratch()
+    own = Parameters.of_sequences(sequences, HOST)
     parameters = own.sent(logits.device)
     order: list[int] = []
     choices: list[Choice] = []
@@ -138,11 +129,11 @@ def draw_fast(
             few = places[first : first + ROWS_AT_ONCE]
             at = torch.tensor(few)
             there = parameters.of(sent(at, logits.device))
-            found = take_rows(logits, [rows[place] for place in few], scratch)
+            found = take_rows(logits, [rows[place] for place in few])
             if drops:
-                choices.append(_draw_few(found, chain, own.of(at), there, scratch))
+                choices.append(_draw_few(found, chain, own.of(at), there))
             else:
-                choices.append(_draw_all(found, chain, own.of(at), there, scratch))
+                choices.append(_draw_all(found, chain, own.of(at), there))
             order += few
     return _in_order(order, choices, logits.device)
 
@@ -162,24 +153,24 @@ def _groups(sequences: Items[Sequence], own: Parameters) -> list[tuple[list[Stag
     return groups
 
 
-def _draw_few(logits: Tensor, chain: Items[Stage], own: Parameters, parameters: Parameters, scratch: Scratch) -> Choice:
+def _draw_few(logits: Tensor, chain: Items[Stage], own: Parameters, parameters: Parameters) -> Choice:
     """Draw for rows from their likeliest tokens; own: the same parameters in the host's memory."""
-    found = run_chain(choose_candidates(logits, NUM_CANDIDATES), chain, parameters, logits, scratch, own=own)
+    found = run_chain(choose_candidates(logits, NUM_CANDIDATES), chain, parameters, logits, own=own)
     weights = weights_of(found)
     columns = pick(weights, found.token_ids, parameters.keys)[:, None]
     probabilities = weights.gather(1, columns)[:, 0] / torch.cumsum(weights, dim=-1)[:, -1]
     return Choice(found.token_ids.gather(1, columns)[:, 0], probabilities, found.rest == Rest.GONE)
 
 
-def _draw_all(logits: Tensor, chain: Items[Stage], own: Parameters, parameters: Parameters, scratch: Scratch) -> Choice:
+def _draw_all(logits: Tensor, chain: Items[Stage], own: Parameters, parameters: Parameters) -> Choice:
     """Draw from all tokens of each row: its blocks race, each with the weight of its tokens, then the winner's tokens.
 
     That is exact, since the highest of a group's Gumbel variables is one for their sum, and takes noise for one
     block and not for the vocabulary.
     """
     vocab, keys = logits.shape[-1], parameters.keys
-    divisor = run_chain(choose_candidates(logits, 0), chain, parameters, logits, scratch, own=own).divisor
-    sums, highest = block_weights(logits, list(range(len(logits))), divisor, scratch)
+    divisor = run_chain(choose_candidates(logits, 0), chain, parameters, logits, own=own).divisor
+    sums, highest = block_weights(logits, list(range(len(logits))), divisor)
     blocks = pick(sums, vocab + torch.arange(sums.shape[-1], device=sums.device), keys)
     token_ids = blocks[:, None] * BLOCK + torch.arange(BLOCK, device=sums.device)
     values = logits.gather(1, token_ids.clamp(max=vocab - 1)).double()

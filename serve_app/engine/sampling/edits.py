@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.memory import sent
-from serve_app.engine.sampling.candidates import Scratch
 from serve_app.engine.scheduler.sequence import Sequence
 
 
@@ -42,14 +41,12 @@ class SparseValues:
         return sent(torch.cat(self.places), device), sent(torch.cat(self.values), device)
 
 
-def edit_logits(
-    logits: Tensor, sequences: Items[Sequence], eos_token_ids: frozenset[int], scratch: Scratch | None = None
-) -> Tensor:
+def edit_logits(logits: Tensor, sequences: Items[Sequence], eos_token_ids: frozenset[int]) -> Tensor:
     """Apply what each sequence's parameters ask for; the state of each is brought up to its last token.
 
     logits: [rows, vocab] float32, never changed
 
-    Returns the same tensor where no row asks for anything, else an edited copy, scratch's "edited".
+    Returns the same tensor where no row asks for anything, else an edited copy.
     """
     vocab = logits.shape[-1]
     bias, scale, minus, dry, ban = (SparseValues(vocab) for _ in range(5))
@@ -70,7 +67,7 @@ def edit_logits(
     is_narrowed = any(sequence.sampling_state.allowed_ids is not None for sequence in sequences)
     if not is_narrowed and not any(part.places for part in (bias, scale, minus, dry, ban)):
         return logits
-    edited = (scratch or Scratch()).copy("edited", logits, torch.float32)
+    edited = logits.clone()
     _add(edited, bias)
     _scale(edited, scale)
     for part in (minus, dry, ban):

@@ -15,7 +15,7 @@ from serve_app.constraints.vocabulary import Masks
 from serve_app.engine.decoder.memory import sent
 from serve_app.engine.scheduler.sequence import Batch
 
-BYTE_BITS, WORD_BITS = 8, 32
+WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,27 +82,11 @@ def restrict(logits: Tensor, bits: Tensor) -> Tensor:
 
     logits: [rows, vocab];  bits: [rows, words] int32, see `StepMasks`
     """
-    return torch.where(unpacked(bits, logits.shape[-1]).to(logits.device), logits, -inf)
+    return torch.where(unpacked(bits, logits.shape[-1], logits.device), logits, -inf)
 
 
-def unpacked(bits: Tensor, vocab: int) -> Tensor:
-    """Unpack bits, eight at a time from a table; [rows, words] int32 -> [rows, vocab] bool."""
-    places = bits.view(torch.uint8).int()
-    eights = torch.index_select(_TABLE, 0, places.view(-1))
-    return eights.view(torch.bool).view(len(bits), -1)[:, :vocab]
-
-
-def allowed_on(device: torch.device, bits: Tensor, vocab: int) -> Tensor:
-    """Unpack bits on a device, to which the bits alone are sent; as `unpacked`."""
+def unpacked(bits: Tensor, vocab: int, device: torch.device) -> Tensor:
+    """Unpack bits on a device, to which the bits alone are sent; [rows, words] int32 -> [rows, vocab] bool."""
     words = sent(bits, device)
     flags = (words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=device)) & 1
     return flags.flatten(1)[:, :vocab].bool()
-
-
-def _table() -> Tensor:
-    """Return [256] int64, each eight booleans side by side: the bits of a byte, lowest first."""
-    bits = (torch.arange(256)[:, None] >> torch.arange(BYTE_BITS)) & 1
-    return bits.bool().view(torch.int64)[:, 0].clone()
-
-
-_TABLE = _table()

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.memory import HostCopy, StartHostCopy, sent
-from serve_app.engine.sampling.candidates import Scratch, block_weights, likeliest, sorted_largest, take_rows
+from serve_app.engine.sampling.candidates import block_weights, likeliest, sorted_largest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, allowed_on, is_allowed, restrict
+from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, is_allowed, restrict
 from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
@@ -36,12 +36,10 @@ class Scored:
     rank: int | None = None
 
 
-def score(
-    logits: Tensor, targets: Items[int], num_top: int, scratch: Scratch | None = None, *, ranked: bool = False
-) -> list[Scored]:
+def score(logits: Tensor, targets: Items[int], num_top: int, *, ranked: bool = False) -> list[Scored]:
     """Score one target per row of logits, [rows, vocab] float32."""
     num_top, there = min(num_top, logits.shape[-1]), torch.tensor(targets, dtype=torch.int64, device=logits.device)
-    found = [part.tolist() for part in scores_of(logits, there, num_top, scratch or Scratch())]
+    found = [part.tolist() for part in scores_of(logits, there, num_top)]
     ranks = _ranks(logits, targets) if ranked else [None] * len(targets)
     return [
         Scored(target, logprob, tuple(zip(ids, tops, strict=True)), rank)
@@ -49,14 +47,14 @@ def score(
     ]
 
 
-def scores_of(logits: Tensor, targets: Tensor, num_top: int, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+def scores_of(logits: Tensor, targets: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-probabilities of targets, ids of the likeliest tokens, and theirs; looks at no number of a device.
 
     logits: [rows, vocab] float32;  targets: [rows] int64
 
     Returns [rows] float64, [rows, num_top] int64, [rows, num_top] float64.
     """
-    totals = log_totals(logits, scratch)
+    totals = log_totals(logits)
     own = logits.gather(1, targets[:, None])[:, 0] - totals
     none = logits[:, :0]
     values, token_ids = sorted_largest(logits, num_top) if num_top else (none, none.long())
@@ -68,11 +66,11 @@ def _ranks(logits: Tensor, targets: Items[int]) -> list[int]:
     return [int((own >= own[target]).sum()) for own, target in zip(logits, targets, strict=True)]
 
 
-def log_totals(logits: Tensor, scratch: Scratch) -> Tensor:
+def log_totals(logits: Tensor) -> Tensor:
     """Return ln of each row's sum of exponentials; [rows, vocab] float32 -> [rows] float64"""
     rows = list(range(len(logits)))
     ones = torch.ones(len(rows), dtype=torch.float64, device=logits.device)
-    sums, highest = block_weights(logits, rows, ones, scratch)
+    sums, highest = block_weights(logits, rows, ones)
     return highest.double() + torch.log(torch.cumsum(sums, dim=-1)[:, -1])
 
 
@@ -186,7 +184,6 @@ class Sampler:
     def __init__(self, eos_token_ids: frozenset[int] = frozenset(), *, land: StartHostCopy | None = None) -> None:
         self._eos_token_ids = eos_token_ids
         self._land = land
-        self._scratch = Scratch()
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, batch: Batch, masks: StepMasks | None = None) -> list[SampledSpan]:
@@ -208,7 +205,7 @@ class Sampler:
         launched = None
         if self._land is not None and usual:
             sequences, rows = [sequence for sequence, _ in usual], take_rows(logits, [row for _, row in usual])
-            edited = edit_logits(rows, sequences, self._eos_token_ids, self._scratch)
+            edited = edit_logits(rows, sequences, self._eos_token_ids)
             launched = launch(rows, edited, sequences, masks, self._land)
         return Begun(logits, batch, masks, usual, others, launched)
 
@@ -232,7 +229,7 @@ class Sampler:
         logits: [rows, vocab] float32; never changed
         masks:  of those rows that are constrained, or of more
         """
-        edited = edit_logits(logits, sequences, self._eos_token_ids, self._scratch)
+        edited = edit_logits(logits, sequences, self._eos_token_ids)
         best = likeliest(edited)  # of what is no number, if anything is
         bound = [] if masks is None else _bound_rows(best, sequences, masks)
         free = sorted(set(range(len(sequences))).difference(bound))
@@ -264,7 +261,7 @@ class Sampler:
         ]
         if random:
             drawing = [sequences[at] for at in random]
-            chosen = draw_tokens(edited, drawing, [rows[at] for at in random], scratch=self._scratch)
+            chosen = draw_tokens(edited, drawing, [rows[at] for at in random])
             for at, result in zip(random, chosen, strict=True):
                 drawn[at] = result
                 steer(sequences[at], result.probability)
@@ -290,7 +287,7 @@ class Sampler:
         scored: dict[int, Scored] = {}
         for num_top, asking in wanted.items():
             identities, rows, targets = zip(*asking, strict=True)
-            found = score(take_rows(logits, list(rows)), targets, num_top, self._scratch)
+            found = score(take_rows(logits, list(rows)), targets, num_top)
             scored |= zip(identities, found, strict=True)
         return scored
 
@@ -311,7 +308,7 @@ class Sampler:
             ranked = wanted.whole_prompt is not None and not span.decodes
             num_top = wanted.top or 0 if span.decodes else wanted.prompt_top
             rows = logits[first : first + span.scores]
-            prompt = tuple(score(rows, targets, num_top, self._scratch, ranked=ranked))
+            prompt = tuple(score(rows, targets, num_top, ranked=ranked))
         if not span.samples:
             return SampledSpan(prompt=prompt)
         token = drawn[id(sequence)]
@@ -372,7 +369,7 @@ def launch(
     for num_top, places in scoring.items():
         there = sent(torch.tensor(places), logits.device)
         targets = choice.token_ids.index_select(0, there)
-        own, token_ids, tops = scores_of(logits.index_select(0, there), targets, num_top, Scratch())
+        own, token_ids, tops = scores_of(logits.index_select(0, there), targets, num_top)
         numbers += [own, token_ids.double().flatten(), tops.flatten()]
     return Launched(sequences, choice.token_ids, scoring, land(torch.cat(numbers)))
 
@@ -402,9 +399,7 @@ def _restricted(edited: Tensor, sequences: Items[Sequence], masks: StepMasks | N
     masks.wait()
     bits = masks.bits[[masks.rows[id(sequences[row])] for row in bound]]
     there = sent(torch.tensor(bound), edited.device)
-    is_allowed = allowed_on(edited.device, bits, edited.shape[-1])
-    own = edited.index_select(0, there).masked_fill(~is_allowed, -torch.inf)
-    return edited.index_copy(0, there, own)
+    return edited.index_copy(0, there, restrict(edited.index_select(0, there), bits))
 
 
 def _scoring(sequences: Items[Sequence], vocab: int) -> dict[int, list[int]]:

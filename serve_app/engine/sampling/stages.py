@@ -21,7 +21,6 @@ from serve_app.core.request import SamplingParams
 from serve_app.engine.decoder.memory import sent
 from serve_app.engine.sampling.candidates import (
     Candidates,
-    Scratch,
     WholeRow,
     block_weights,
     few_at_once,
@@ -122,11 +121,10 @@ class Sums:
     it came to the chain. Those of all others run over the candidates in play. Each sum is [rows] float64.
     """
 
-    def __init__(self, candidates: Candidates | WholeRow, logits: Tensor, whole: Items[int], scratch: Scratch) -> None:
+    def __init__(self, candidates: Candidates | WholeRow, logits: Tensor, whole: Items[int]) -> None:
         self._candidates = candidates
         self._logits = logits
         self._whole = list(whole)
-        self._scratch = scratch
 
     @cached_property
     def _masked(self) -> Tensor:
@@ -142,7 +140,7 @@ class Sums:
         """[rows, k] of the candidates, exp(logit - highest), 0 where not in play."""
         if not self._masked.shape[-1]:
             return self._masked
-        return torch.sub(self._masked, self.highest[:, None], out=self._room("weighed")).exp_()
+        return (self._masked - self.highest[:, None]).exp_()
 
     @cached_property
     def count(self) -> Tensor:
@@ -159,46 +157,38 @@ class Sums:
     @cached_property
     def entropy(self) -> Tensor:
         """In nats."""
-        logprobs = torch.sub(self._masked, self._own_total[:, None], out=self._room("logprobs")).clamp_(min=-NO_WEIGHT)
-        terms = torch.exp(logprobs, out=self._room("exponentials")).mul_(logprobs)
+        logprobs = (self._masked - self._own_total[:, None]).clamp_(min=-NO_WEIGHT)
+        terms = torch.exp(logprobs).mul_(logprobs)
         return self._with_whole(-terms.cumsum_(-1)[:, -1] if terms.shape[-1] else self._own_total, self._entropy_of)
 
     @cached_property
     def deviation(self) -> Tensor:
         """The standard deviation (of the population) of the logits."""
-        values = self._scratch.copy("deviating", self._masked, torch.float64)
-        return self._with_whole(_deviation(values, self._scratch), self._deviation_of)
+        return self._with_whole(_deviation(self._masked), lambda own, divisor: _deviation(own.double()) / divisor)
 
     @cached_property
     def _own_total(self) -> Tensor:
         """`log_total` of the candidates alone; nan where there are none."""
         if not self.weights.shape[-1]:
             return torch.full_like(self._candidates.divisor, nan)
-        total = torch.cumsum(self.weights, dim=-1, out=self._room("cumulated"))[:, -1]
-        return self.highest + torch.log(total)
-
-    def _room(self, name: str) -> Tensor:
-        return self._scratch.take(name, self._masked, torch.float64)
+        return self.highest + torch.log(torch.cumsum(self.weights, dim=-1)[:, -1])
 
     def _whole_totals(self) -> Tensor:
         """Add the candidates up in float64, the others in float32, in a quarter of the time."""
         assert isinstance(self._candidates, Candidates), "a whole row has no others"
         there = sent(torch.tensor(self._whole), self._logits.device)
         ids, divisor = self._candidates.token_ids[there], self._candidates.divisor[there]
-        sums, highest = block_weights(self._logits, self._whole, divisor, self._scratch, without=ids)
+        sums, highest = block_weights(self._logits, self._whole, divisor, without=ids)
         own = self._candidates.logits[there] - (highest.double() / divisor)[:, None]
         total = torch.cumsum(torch.cat((torch.exp(own), sums), dim=-1), dim=-1)[:, -1]
         return highest.double() / divisor + torch.log(total)
 
     def _entropy_of(self, own: Tensor, divisor: Tensor) -> Tensor:
-        scaled = self._scratch.copy("scaled", own, torch.float64).div_(divisor[:, None])
+        scaled = own.double().div_(divisor[:, None])
         scaled.sub_(scaled.amax(-1, keepdim=True)).clamp_(min=-NO_WEIGHT)
-        weights = torch.exp(scaled, out=self._scratch.take("exponentials", scaled, torch.float64))
+        weights = torch.exp(scaled)
         total = row_sums(weights)
         return torch.log(total) - row_sums(weights.mul_(scaled)) / total
-
-    def _deviation_of(self, own: Tensor, divisor: Tensor) -> Tensor:
-        return _deviation(self._scratch.copy("deviating", own, torch.float64), self._scratch) / divisor
 
     def _with_whole(self, sums: Tensor, of_whole: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Put what a function of logits and divisors says of the whole rows into the sums of the candidates."""
@@ -212,12 +202,12 @@ class Sums:
         return sums.index_copy(0, sent(torch.tensor(self._whole), sums.device), of_whole)
 
 
-def _deviation(values: Tensor, scratch: Scratch) -> Tensor:
-    """Return the deviation of each row of logits, which are overwritten; -inf is out of play."""
-    outside = torch.eq(values, -inf, out=scratch.take("outside", values, torch.bool))
+def _deviation(values: Tensor) -> Tensor:
+    """Return the deviation of each row of logits; -inf is out of play."""
+    outside = values == -inf
     count = values.shape[-1] - outside.sum(-1)
-    mean = row_sums(values.masked_fill_(outside, 0.0)) / count
-    squares = values.sub_(mean[:, None]).square_().masked_fill_(outside, 0.0)
+    mean = row_sums(values.masked_fill(outside, 0.0)) / count
+    squares = (values - mean[:, None]).square_().masked_fill_(outside, 0.0)
     return torch.sqrt(row_sums(squares) / count)
 
 
@@ -245,7 +235,6 @@ def run_chain(
     chain: Items[Stage],
     parameters: Parameters,
     logits: Tensor,
-    scratch: Scratch,
     *,
     own: Parameters | None = None,
 ) -> Candidates:
@@ -264,7 +253,7 @@ def run_chain(
         if not is_active.any():
             continue
         whole = torch.nonzero(is_active & ~has_dropped)[:, 0].tolist() if has_rest else []
-        changed = stage.apply(candidates, parameters, Sums(candidates, logits, whole, scratch))
+        changed = stage.apply(candidates, parameters, Sums(candidates, logits, whole))
         is_everywhere = bool(is_active.all())
         candidates = changed if is_everywhere else candidates.merged(stage.is_active(parameters), changed)
         if stage.drops:
@@ -272,15 +261,15 @@ def run_chain(
     return candidates
 
 
-def run_whole_chain(logits: Tensor, chain: Items[Stage], parameters: Parameters, scratch: Scratch) -> WholeRow:
+def run_whole_chain(logits: Tensor, chain: Items[Stage], parameters: Parameters) -> WholeRow:
     """Apply the chain to every token of one row; the host looks at each stage.
 
     logits: [1, vocab] float32;  parameters: of one row
     """
-    row = WholeRow.of_logits(logits, scratch)
+    row = WholeRow.of_logits(logits)
     for stage in chain:
         if bool(stage.is_active(parameters)[0]):
-            row = stage.apply(row, parameters, Sums(row, logits, (), scratch))
+            row = stage.apply(row, parameters, Sums(row, logits, ()))
     return row
 
 

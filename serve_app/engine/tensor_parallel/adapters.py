@@ -38,6 +38,9 @@ class PartBank(AdapterBank):
         super().__init__(model, adapters, max_slots=max_slots)
         self._division = division
 
+    def own_part(self, weights: Weights) -> Weights:
+        return part_of(weights, self._division)
+
     def _read(self, adapter: Adapter) -> Weights:
         return part_of(super()._read(adapter), self._division)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Pairs, Value
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 
 BLOCK = 64
 STRETCH = 512
@@ -26,8 +26,6 @@ LEAST = -1e30
 """A score that no key has."""
 MAX_UNROLLED = 64
 """Vectors of the query heads of one item."""
-LEAST_SHARED = 4
-"""Query heads from which on keys are turned into columns once for all, instead of summing each product across."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +34,6 @@ class Form:
 
     group: query heads that share a key head;  dim: of a head, whole vectors;  width: numbers of a vector
     registers: vectors that the CPU holds
-    in_pairs: whether keys and queries are multiplied as pairs of bfloat16
     """
 
     group: int
@@ -44,7 +41,6 @@ class Form:
     kind: Kind
     width: int
     registers: int
-    in_pairs: bool
 
     @property
     def vectors(self) -> int:
@@ -63,14 +59,9 @@ class Form:
         return self.group // self.parts
 
     @property
-    def by_columns(self) -> bool:
-        """Whether a product of a query and a key is added up in the order of a head's pairs."""
-        return self.in_pairs and self.heads >= LEAST_SHARED
-
-    @property
     def widens_keys(self) -> bool:
         """Whether keys are made float32 once for all heads of an item, and not for each."""
-        return self.kind != "float32" and not self.in_pairs and self.heads > 2
+        return self.kind != "float32" and self.heads > 2
 
     @property
     def padded_heads(self) -> int:
@@ -86,7 +77,7 @@ class Form:
 class Blocks:
     """Writes what an item's heads do with its keys and values. Those are set as the item is reached.
 
-    scores: where a query's are, [heads, BLOCK]; behind `weigh` their weights, pairs of which lie in its half
+    scores: where a query's are, [heads, BLOCK]; behind `weigh` their weights
     """
 
     def __init__(self, form: Form, emitter: Emitter, *, scale: Value, stride: Value) -> None:
@@ -94,7 +85,6 @@ class Blocks:
         self._form = form
         self._build = emitter.builder
         self._emit = emitter
-        self._pairs = Pairs(emitter)
         self._number = FLOAT if form.kind == "float32" else INT16
         self._scale = scale
         self._stride = stride
@@ -112,11 +102,8 @@ class Blocks:
     def begin(self, query: Value) -> None:
         """Nothing was seen yet. query: the address of the first head's"""
         emitter, form = self._emit, self._form
-        if not form.in_pairs:
-            for at in range(0, form.heads * form.dim, form.width):
-                emitter.put(emitter.read(form.kind, query, at), self._query, at)
-        self._query = query if form.in_pairs else self._query
         for at in range(0, form.heads * form.dim, form.width):
+            emitter.put(emitter.read(form.kind, query, at), self._query, at)
             emitter.put(emitter.all_of(0.0), self._sums, at)
         for at in range(0, form.padded_heads, form.width):
             emitter.put(emitter.all_of(LEAST), self._tops, at)
@@ -156,9 +143,6 @@ class Blocks:
         for head in range(form.heads):
             self.weigh(head)
         together = max(1, form.registers // 2 // form.vectors)
-        if form.in_pairs:
-            emitter.repeat(INT64(0), count, 2 * together, functools.partial(self._add_pairs, begin, together))
-            return ()
         whole = build.mul(build.sdiv(count, INT64(together)), INT64(together))
         emitter.repeat(INT64(0), whole, together, functools.partial(self._add, begin, together))
         emitter.repeat(whole, count, 1, functools.partial(self._add, begin, 1))
@@ -173,7 +157,7 @@ class Blocks:
         begin = self.place(base, position)
         size = 4 if self._form.kind == "float32" else 2
         for at in range(0, self._form.dim, LINE // size):
-            self._emit.fetch(self._emit.at(begin, at, self._number), cache=2)
+            self._emit.fetch(self._emit.at(begin, at, self._number))
         return ()
 
     def _read(self, base: Value, position: Value) -> list[Value]:
@@ -198,26 +182,11 @@ class Blocks:
             self.fetch(self._values, position)
         left = emitter.spread(build.trunc(build.sub(count, at), INT32))
         exist = build.icmp_signed("<", emitter.whole_numbers, left)
-        for head, products in enumerate(self._by_columns(keys) if form.by_columns else self._across(keys)):
+        for head in range(form.heads):
+            products = emitter.totals(self._products(keys, head))
             scores = build.select(exist, build.fmul(products, self._scale), emitter.all_of(LEAST))
             emitter.put(scores, self.scores, build.add(at, INT64(head * BLOCK)))
         return ()
-
-    def _by_columns(self, keys: Sequence[Value]) -> list[Value]:
-        """Of each head its query's products with a vector of keys, added up pair by pair."""
-        form = self._form
-        found = [self._emit.all_of(0.0)] * form.heads
-        for at in range(0, form.dim, 2 * form.width):
-            columns = self._pairs.transposed([self._pairs.read(key, at) for key in keys])
-            for head in range(form.heads):
-                for number, column in enumerate(columns):
-                    word = INT64((head * form.dim + at) // 2 + number)
-                    found[head] = self._pairs.dot(found[head], self._pairs.spread(self._query, word), column)
-        return found
-
-    def _across(self, keys: Sequence[Value]) -> list[Value]:
-        """The same, each key's by itself and summed across."""
-        return [self._emit.totals(self._products(keys, head)) for head in range(self._form.heads)]
 
     def _key(self, position: Value, number: int) -> Value:
         """Where a key is read from, the number-th of those that are scored together."""
@@ -233,16 +202,10 @@ class Blocks:
         emitter, form = self._emit, self._form
         kind: Kind = "float32" if form.widens_keys else form.kind
         products = [emitter.all_of(0.0)] * len(keys)
-        for at in range(0, form.dim, form.width * (1 + form.in_pairs)):
-            place = INT64(head * form.dim + at)
-            if form.in_pairs:
-                query = self._pairs.read(self._query, place)
-                pairs = [self._pairs.read(key, at) for key in keys]
-                products = [self._pairs.dot(each, query, key) for each, key in zip(products, pairs, strict=True)]
-            else:
-                query = emitter.floats(self._query, place)
-                vectors = [emitter.read(kind, key, at) for key in keys]
-                products = [emitter.fused(key, query, each) for each, key in zip(products, vectors, strict=True)]
+        for at in range(0, form.dim, form.width):
+            query = emitter.floats(self._query, INT64(head * form.dim + at))
+            vectors = [emitter.read(kind, key, at) for key in keys]
+            products = [emitter.fused(key, query, each) for each, key in zip(products, vectors, strict=True)]
         return products
 
     def find_tops(self) -> None:
@@ -269,44 +232,12 @@ class Blocks:
             emitter.power_of_two(build.fsub(emitter.floats(self.scores, place), top)) for place in self._places(head)
         ]
         total = build.fmul(emitter.floats(self._totals, head * form.width), shrunk)
-        if form.in_pairs:  # they lie where half of the scores were
-            for at, pair in enumerate(zip(weights[::2], weights[1::2], strict=True)):
-                pairs = self._pairs.rounded(*pair)
-                build.store(pairs, emitter.at(self.scores, head * BLOCK + at * form.width, FLOAT), align=4)
-                total = self._pairs.dot(total, pairs, self._pairs.ones)
-        else:
-            for place, weight in zip(self._places(head), weights, strict=True):
-                emitter.put(weight, self.scores, place)
-            total = build.fadd(total, functools.reduce(build.fadd, weights))
+        for place, weight in zip(self._places(head), weights, strict=True):
+            emitter.put(weight, self.scores, place)
+        total = build.fadd(total, functools.reduce(build.fadd, weights))
         emitter.put(total, self._totals, head * form.width)
         for at, vector in zip(range(0, form.dim, form.width), self._vectors(self._sums, head), strict=True):
             emitter.put(build.fmul(vector, shrunk), self._sums, head * form.dim + at)
-
-    def _add_pairs(self, begin: Value, together: int, at: Value) -> Sequence[Value]:
-        """As `_add`, pairs of values, so many at once; behind the last value is none, its weight is nothing."""
-        build, emitter, form = self._build, self._emit, self._form
-        last = build.sub(self._num_keys, INT64(1))
-        pairs = []
-        for number in range(together):
-            positions = [build.add(build.add(begin, at), INT64(2 * number + each)) for each in range(2)]
-            bases = [self.place(self._values, self._emit.least(position, last)) for position in positions]
-            pairs.append(
-                [
-                    pair
-                    for start in range(0, form.dim, 2 * form.width)
-                    for pair in self._pairs.interleaved(*(self._pairs.read(base, start) for base in bases))
-                ]
-            )
-            for position in positions:
-                self.fetch(self._keys, self._emit.least(build.add(position, INT64(BLOCK)), last))
-        for head in range(form.heads):
-            first = build.add(INT64(head * BLOCK), build.sdiv(at, INT64(2)))
-            weights = [self._pairs.spread(self.scores, build.add(first, INT64(each))) for each in range(together)]
-            for number, vector in enumerate(self._vectors(self._sums, head)):
-                for weight, values in zip(weights, pairs, strict=True):
-                    vector = self._pairs.dot(vector, weight, values[number])
-                emitter.put(vector, self._sums, head * form.dim + number * form.width)
-        return ()
 
     def _add(self, begin: Value, together: int, at: Value) -> Sequence[Value]:
         """Values, so many at once, by their weights to each head's sums."""
@@ -339,11 +270,10 @@ def merged(emitter: Emitter, before: Sequence[Value], found: Sequence[Value]) ->
 
 PARAMETERS = (
     "counter", "num_items", "num_heads", "query", "query_stride", "output", "keys", "values", "stride", "scale",
-    "items", "partial", "ended", "new_key", "new_key_stride", "new_value", "new_value_stride",
+    "items", "partial", "ended",
 )  # fmt: skip
 """Each int64. num_heads: of keys;  stride: numbers from one position, or token, to the next
-scale: bits of a float32, log2(e) in it;  num_items: stretches of rows; those without a meaning here are addresses, of
-what is new 0 where nothing is
+scale: bits of a float32, log2(e) in it;  num_items: stretches of rows; those without a meaning here are addresses
 """
 COLUMNS = ("token", "position", "num_keys", "stretch", "num_stretches", "row")
 """Of an item, int64 each. position: of its first key;  stretch: which of its row's"""
@@ -383,10 +313,9 @@ class _Writer:
 
     def _attend(self, item: Value, heads: Value) -> None:
         self._item = item
-        key_head = self._begin(heads)
+        self._begin(heads)
         self._keys, self._values = (self._blocks.place(at, self._row["position"]) for at in (self._keys, self._values))
         self._blocks.begin(self._query)
-        self._write_new(self._row["token"], key_head)
         self._blocks.see(self._keys, self._values, self._row["num_keys"])
         is_whole = self._build.icmp_signed("==", self._row["num_stretches"], INT64(1))
         with self._build.if_else(is_whole) as (then, otherwise):
@@ -399,11 +328,8 @@ class _Writer:
     def _address(self, name: str) -> Value:
         return self._build.inttoptr(self._of[name], POINTER)
 
-    def _begin(self, heads: Value) -> Value:
-        """Read the item's row of the table, and find what it is about.
-
-        Returns the numbers of a position before those of its key head.
-        """
+    def _begin(self, heads: Value) -> None:
+        """Read the item's row of the table, and find what it is about."""
         build, emitter, form = self._build, self._emit, self._form
         part = build.srem(self._item, heads)
         table = emitter.at(self._address("items"), build.mul(build.sdiv(self._item, heads), INT64(len(COLUMNS))), INT64)
@@ -416,23 +342,6 @@ class _Writer:
         self._result = emitter.at(self._address("output"), start, self._number)
         start = build.add(build.mul(token, self._of["query_stride"]), queries)
         self._query = emitter.at(self._address("query"), start, self._number)
-        return key_head
-
-    def _write_new(self, token: Value, key_head: Value) -> None:
-        """Put a row's new key and value behind the others, where whoever attends to its last stretch will read them.
-
-        key_head: numbers of a position before those of the item's head
-        """
-        build, emitter, form = self._build, self._emit, self._form
-        is_last = build.icmp_signed("==", self._row["stretch"], build.sub(self._row["num_stretches"], INT64(1)))
-        is_new = build.icmp_signed("!=", self._of["new_key"], INT64(0))
-        with build.if_then(build.and_(is_last, is_new)):
-            last = build.mul(build.sub(self._row["num_keys"], INT64(1)), self._of["stride"])
-            for name, lane in (("new_key", self._keys), ("new_value", self._values)):
-                start = build.add(build.mul(token, self._of[f"{name}_stride"]), key_head)
-                new, place = emitter.at(self._address(name), start, self._number), emitter.at(lane, last, self._number)
-                for at in range(0, form.dim, form.width):
-                    emitter.copy(form.kind, new, place, at)
 
     def _finish(self, result: Value, head: int, sums: Sequence[Value], total: Value) -> None:
         """Write a head's result, those of whose query begin there."""

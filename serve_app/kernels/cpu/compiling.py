@@ -36,18 +36,16 @@ class Machine:
     """The CPU that a kernel is written for. LLVM divides what it does not do at once.
 
     width: float32 of a vector;  registers: vectors that the CPU holds
-    has_pairs: whether it multiplies pairs of bfloat16 in vectors of that width
     """
 
     width: int
     registers: int
-    has_pairs: bool
 
     @classmethod
     def here(cls) -> Machine:
         if torch.backends.cpu.get_cpu_capability() == "AVX512":
-            return cls(width=16, registers=32, has_pairs=bool(torch.cpu.get_capabilities().get("avx512_bf16")))
-        return cls(width=8, registers=16, has_pairs=False)
+            return cls(width=16, registers=32)
+        return cls(width=8, registers=16)
 
 
 class Kernel:

@@ -16,7 +16,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from serve_app.kernels.cpu.compiling import KINDS, TOLERANCES, Kernel, Machine, tried
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Pairs, Value
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, largest_error
 
 SHORT = 1 << 18
@@ -41,29 +41,19 @@ RANKS = 4
 VECTORS = 4
 """Of outputs, the same."""
 FULL = 4
-"""Rows that are computed together where there are as many; of fewer, in pairs, twice as many outputs are."""
+"""Rows that are computed together where there are as many; of fewer, twice as many ranks are."""
 MOST_RANK = 256
 
 Group: TypeAlias = Callable[[int, Value], None]
 """For some rows of a tile: how many, and the first of them."""
-Fetch: TypeAlias = Callable[[int, Value], None]
-"""Brings near what so many ranks later is multiplied by an input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """kind: of x, y and the factors;  width: float32 of a vector
-    in_pairs: whether the CPU multiplies pairs of bfloat16
-    """
+    """kind: of x, y and the factors;  width: float32 of a vector"""
 
     kind: Kind
     width: int
-    in_pairs: bool
-
-    @property
-    def inputs_at_once(self) -> int:
-        """Return what a number of inputs has to be a multiple of."""
-        return 2 * self.width if self.in_pairs else self.width
 
 
 def emit(numbers: Numbers) -> Any:
@@ -78,7 +68,6 @@ class _Writer:
         self._numbers = numbers
         self._build = emitter.builder
         self._emit = emitter
-        self._pairs = Pairs(emitter)
         self._number = FLOAT if numbers.kind == "float32" else INT16
         self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
         self._low = emitter.local(TILE_ROWS * MOST_RANK)
@@ -104,7 +93,7 @@ class _Writer:
         size = build.mul(place, self._of["rank"])
         down = emit.at(down, build.mul(size, self._of["num_inputs"]), self._number)
         up = emit.at(up, build.mul(size, outputs), self._number)
-        self._in_groups(count, functools.partial(self._shrink, down, up, outputs))
+        self._in_groups(count, functools.partial(self._shrink, down))
         self._in_groups(count, functools.partial(self._expand, up, column, outputs))
 
     def _of_tile(self, at: int, tile: Value) -> Value:
@@ -136,7 +125,7 @@ class _Writer:
         strides = [build.mul(token, self._of[f"{name}_stride"]) for token in tokens]
         return [self._emit.at(self._address(name), stride, self._number) for stride in strides]
 
-    def _shrink(self, down: Value, up: Value, outputs: Value, count: int, at: Value) -> None:
+    def _shrink(self, down: Value, count: int, at: Value) -> None:
         """low = x @ down.T · factor"""
         build, emit = self._build, self._emit
         inputs = self._rows("x", count, at)
@@ -151,14 +140,8 @@ class _Writer:
                 emit.at(down, build.mul(build.add(first, INT64(each)), self._of["num_inputs"]), self._number)
                 for each in range(ranks)
             ]
-            is_fetched = self._numbers.in_pairs and count != FULL
-            ahead = self._ahead(down, up, outputs, build.add(first, INT64(ranks))) if is_fetched else None
-            sums = self._sums(inputs, weights, ahead)
             places = [build.add(self._place(row, at), first) for row in range(count)]
-            if self._numbers.in_pairs:
-                self._keep_pairs(sums, factors, places)
-            else:
-                self._keep(sums, factors, places)
+            self._keep(self._sums(inputs, weights), factors, places)
             return ()
 
         emit.repeat(INT64(0), self._of["rank"], ranks, some_ranks)
@@ -171,79 +154,31 @@ class _Writer:
                 found = self._build.fmul(self._emit.folded(sums[row * ranks + each]), factor)
                 self._emit.put(found, self._low, self._build.add(place, INT64(each)))
 
-    def _keep_pairs(self, sums: Sequence[Value], factors: Sequence[Value], places: Sequence[Value]) -> None:
-        """Keep sums in bfloat16, as they are multiplied by in pairs."""
-        build, emit, width = self._build, self._emit, self._numbers.width
-        ranks = len(sums) // len(places)
-        totals = emit.totals([*sums, *[emit.all_of(0.0)] * (width - len(sums))])
-        of_each = emit.all_of(0.0)
-        for at in range(len(sums)):
-            of_each = build.insert_element(of_each, factors[at // ranks], INT32(at))
-        found = build.fmul(totals, of_each)
-        words = build.bitcast(self._pairs.rounded(found, found), ir.VectorType(INT64, width // 2))
-        for row, place in enumerate(places):
-            for each in range(0, ranks, 4):
-                word = build.extract_element(words, INT32((row * ranks + each) // 4))
-                target = emit.at(self._low, build.add(place, INT64(each)), INT16)
-                build.store(word, target, align=8)
-
     def _place(self, row: int, at: Value) -> Value:
         """Return where a row of the tile begins in low."""
         return self._build.mul(self._build.add(at, INT64(row)), self._of["rank"])
 
-    def _ahead(self, down: Value, up: Value, outputs: Value, rank: Value) -> Fetch:
-        """Fetches the factors of the ranks from that one on, and behind the last those of the outputs.
-
-        Few rows wait for factors, and hardware that guesses what is read next begins anew with each rank.
-        """
-        build, emit, num_inputs = self._build, self._emit, self._of["num_inputs"]
-        is_left = build.icmp_signed("<", rank, self._of["rank"])
-        base = build.select(is_left, emit.at(down, build.mul(rank, num_inputs), self._number), up)
-        left = build.mul(build.sub(self._of["rank"], rank), num_inputs)
-        last = build.sub(build.select(is_left, left, build.mul(self._of["rank"], outputs)), INT64(1))
-
-        def fetch(each: int, begin: Value) -> None:
-            place = build.add(build.mul(num_inputs, INT64(each)), begin)
-            emit.fetch(emit.at(base, emit.least(place, last), self._number), cache=2)
-
-        return fetch
-
-    def _sums(self, inputs: Sequence[Value], weights: Sequence[Value], ahead: Fetch | None) -> list[Value]:
-        """A vector for each row and rank, whose sum is their product. ahead: of as many ranks"""
-        emit = self._emit
+    def _sums(self, inputs: Sequence[Value], weights: Sequence[Value]) -> list[Value]:
+        """A vector for each row and rank, whose sum is their product."""
+        emit, kind = self._emit, self._numbers.kind
 
         def multiply(begin: Value, *totals: Value) -> Sequence[Value]:
-            if ahead is not None:
-                for each in range(len(weights)):
-                    ahead(each, begin)
-            left, right = ([self._read(each, begin) for each in some] for some in (inputs, weights))
+            left, right = ([emit.read(kind, each, begin) for each in some] for some in (inputs, weights))
             pairs = [(x, weight) for x in left for weight in right]
-            return [self._added(total, *pair) for total, pair in zip(totals, pairs, strict=True)]
+            return [emit.fused(*pair, total) for total, pair in zip(totals, pairs, strict=True)]
 
         nothing = [emit.all_of(0.0)] * (len(inputs) * len(weights))
-        return emit.repeat(INT64(0), self._of["num_inputs"], self._numbers.inputs_at_once, multiply, nothing)
-
-    def _read(self, base: Value, at: Value) -> Value:
-        """As many numbers as are multiplied at once."""
-        if self._numbers.in_pairs:
-            return self._pairs.read(base, at)
-        return self._emit.read(self._numbers.kind, base, at)
-
-    def _added(self, total: Value, x: Value, weight: Value) -> Value:
-        return self._pairs.dot(total, x, weight) if self._numbers.in_pairs else self._emit.fused(x, weight, total)
+        return emit.repeat(INT64(0), self._of["num_inputs"], self._numbers.width, multiply, nothing)
 
     def _expand(self, up: Value, column: Value, outputs: Value, count: int, at: Value) -> None:
         """y += low @ up"""
-        build, width, in_pairs = self._build, self._numbers.width, self._numbers.in_pairs
+        build, width = self._build, self._numbers.width
         targets = [self._emit.at(row, column, self._number) for row in self._rows("y", count, at)]
-        number = INT16 if in_pairs else FLOAT
-        lows = [self._emit.at(self._low, self._place(row, at), number) for row in range(count)]
-        most = 2 * VECTORS if in_pairs and count != FULL else VECTORS  # without pairs there may be half the registers
-        together = most * width
+        lows = [self._emit.at(self._low, self._place(row, at), FLOAT) for row in range(count)]
+        together = VECTORS * width
         whole = build.mul(build.sdiv(outputs, INT64(together)), INT64(together))
-        for begin, end, vectors in ((INT64(0), whole, most), (whole, outputs, 1)):
-            some = self._outputs_of_pairs if in_pairs else self._outputs
-            body = functools.partial(some, vectors, up, outputs, targets, lows)
+        for begin, end, vectors in ((INT64(0), whole, VECTORS), (whole, outputs, 1)):
+            body = functools.partial(self._outputs, vectors, up, outputs, targets, lows)
             self._emit.repeat(begin, end, vectors * width, body)
 
     def _outputs(
@@ -267,41 +202,6 @@ class _Writer:
                 emit.write(kind, build.fadd(emit.read(kind, target, at), next(totals)), target, at)
         return ()
 
-    def _outputs_of_pairs(
-        self, vectors: int, up: Value, outputs: Value, targets: Sequence[Value], lows: Sequence[Value], begin: Value
-    ) -> Sequence[Value]:
-        """Compute some outputs of some rows by pairs of ranks, of which there is an even number."""
-        build, emit, width, kind = self._build, self._emit, self._numbers.width, self._numbers.kind
-
-        def multiply(pair: Value, *totals: Value) -> Sequence[Value]:
-            rank = build.shl(pair, INT64(1))
-            lines = [build.add(build.mul(build.add(rank, INT64(more)), outputs), begin) for more in range(2)]
-            weights = self._pairs_of(vectors, up, lines)
-            shares = [self._pairs.spread(low, pair) for low in lows]
-            both = [(share, weight) for share in shares for weight in weights]
-            return [self._pairs.dot(total, *each) for total, each in zip(totals, both, strict=True)]
-
-        nothing = [emit.all_of(0.0)] * (len(targets) * vectors)
-        half = build.lshr(self._of["rank"], INT64(1))
-        totals = iter(emit.repeat(INT64(0), half, 1, multiply, nothing))
-        for target in targets:
-            for each in range(0, vectors, 2):
-                places = [build.add(begin, INT64(at * width)) for at in range(each, min(each + 2, vectors))]
-                found = [build.fadd(emit.read(kind, target, at), next(totals)) for at in places]
-                self._pairs.write(found, target, places[0])
-        return ()
-
-    def _pairs_of(self, vectors: int, up: Value, lines: Sequence[Value]) -> list[Value]:
-        """So many vectors of outputs, each with those of two ranks, which begin there."""
-        if vectors == 1:
-            return [self._pairs.interleaved_halves(up, lines)]
-        found: list[Value] = []
-        for at in range(0, vectors * self._numbers.width, 2 * self._numbers.width):
-            found += self._pairs.interleaved(
-                *(self._pairs.read(up, self._build.add(line, INT64(at))) for line in lines)
-            )
-        return found
-
 
 class LowRankKernels:
     """The kernels for factors of one dtype, of which `up` lies in memory as [places, rank, outputs]."""
@@ -312,14 +212,12 @@ class LowRankKernels:
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises RuntimeError where LLVM makes none."""
         machine = Machine.here()
-        in_pairs = machine.has_pairs and dtype == torch.bfloat16
-        self._numbers = Numbers(kind=KINDS[dtype], width=machine.width, in_pairs=in_pairs)
+        self._numbers = Numbers(kind=KINDS[dtype], width=machine.width)
         self._kernel = Kernel(emit(self._numbers), NAME)
 
     def takes(self, frame: Tensor) -> bool:
         """Return whether changes of such a weight, [outputs, inputs], are computed so."""
-        outputs, inputs = frame.shape
-        return outputs % self._numbers.width == 0 and inputs % self._numbers.inputs_at_once == 0
+        return all(size % self._numbers.width == 0 for size in frame.shape)
 
     def adding(self, parts: Sequence[AdaptedLinear]) -> LowRankChanges:
         """Return what adds the changes of these linears."""

@@ -19,18 +19,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from serve_app.kernels.cpu.compiling import KINDS, Kernel, address, tried
-from serve_app.kernels.cpu.emitter import (
-    FLOAT,
-    INT16,
-    INT32,
-    INT64,
-    POINTER,
-    Emitter,
-    Kind,
-    Pairs,
-    Value,
-    multiplied_by_word,
-)
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value, multiplied_by_word
 from serve_app.kernels.torch_private import memory_of, multiply
 
 NAME = "multiply_rows"
@@ -66,8 +55,23 @@ UNROLLED = 2
 LINE = 16
 """Words of a cache line."""
 
+
+class _BFloat(ir.Type):  # type: ignore[misc]
+    """LLVM's, which llvmlite does not know."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash("bfloat")
+
+
 WORDS = ir.VectorType(INT32, WIDTH)
 QUADS = ir.VectorType(ir.IntType(8), 4 * WIDTH)
+PAIRS = ir.VectorType(_BFloat(), 2 * WIDTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,6 @@ class _Writer:
         self._numbers = numbers
         self._build = emitter.builder
         self._emit = emitter
-        self._pairs = Pairs(emitter)
         self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
         self._sums = self._emit.local(ROWS * BLOCK)
         self._block: Value = None
@@ -219,7 +222,7 @@ class _Writer:
                 group = build.add(at, INT64(more))
                 place = emit.at(fetched, build.mul(group, step), INT32)
                 for line in range(tile.lines):
-                    emit.fetch(emit.at(place, line * LINE, INT32), cache=2)
+                    emit.fetch(emit.at(place, line * LINE, INT32))
                 totals = tuple(self._group(weights, group, inputs, totals))
             return totals
 
@@ -239,7 +242,7 @@ class _Writer:
 
     def _group(self, weights: Value, group: Value, inputs: Sequence[Value], totals: Sequence[Value]) -> list[Value]:
         build, emit, count = self._build, self._emit, len(totals) // len(inputs)
-        kind = QUADS if self._numbers.is_whole else self._pairs.vector
+        kind = QUADS if self._numbers.is_whole else PAIRS
         weights = emit.at(weights, build.mul(group, INT64(BLOCK)), INT32)
         vectors = [build.load(emit.at(weights, at * WIDTH, INT32), typ=kind, align=2) for at in range(count)]
         found: list[Value] = []
@@ -255,11 +258,12 @@ class _Writer:
     def _row_by_llvm(self, word: Value, totals: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
         """A row's sums with one more group, whose word is at that address."""
         build, nothing = self._build, ir.Constant(WORDS, ir.Undefined)
+        name = "llvm.x86.avx512.vpdpbusd.512" if self._numbers.is_whole else "llvm.x86.avx512bf16.dpbf16ps.512"
         single = build.insert_element(nothing, build.load(word, typ=INT32, align=2), INT32(0))
         x = build.bitcast(build.shuffle_vector(single, nothing, self._emit.whole(0)), vectors[0].type)
-        whole = functools.partial(self._emit.call, "llvm.x86.avx512.vpdpbusd.512", WORDS)
-        dot = whole if self._numbers.is_whole else self._pairs.dot
-        return [dot(total, x, vector) for total, vector in zip(totals, vectors, strict=True)]
+        return [
+            self._emit.call(name, self._sum, total, x, vector) for total, vector in zip(totals, vectors, strict=True)
+        ]
 
     def _give(self, at_row: Value) -> Sequence[Value]:
         """Write a row's outputs of the block, those that there are."""

@@ -32,11 +32,10 @@ class Table:
     def __init__(self, rows: Sequence[Row]) -> None:
         items: list[tuple[int, ...]] = []
         for number, row in enumerate(rows):
-            own = range(row.position, row.position + row.num_keys, STRETCH)
-            begins = [*row.elsewhere, *own[len(row.elsewhere) :]]
-            for at, position in enumerate(begins):
-                length = min(STRETCH, row.num_keys - at * STRETCH)
-                items.append((row.token, position, length, at, len(begins), number))
+            begins = range(0, row.num_keys, STRETCH)
+            for at, begin in enumerate(begins):
+                length = min(STRETCH, row.num_keys - begin)
+                items.append((row.token, row.position + begin, length, at, len(begins), number))
         self.items = torch.tensor(items, dtype=torch.int64)
         self.num_rows = len(rows)
         self.num_keys = sum(row.num_keys for row in rows)
@@ -57,12 +56,7 @@ class Table:
 
 
 class RowsKernel:
-    """Attends for rows of one form: so many heads of such a size.
-
-    stretch: keys of an item, whose place may be elsewhere
-    """
-
-    stretch = STRETCH
+    """Attends for rows of one form: so many heads of such a size."""
 
     def __init__(self, form: Form) -> None:
         """Raises RuntimeError where LLVM makes no kernel."""
@@ -79,22 +73,18 @@ class RowsKernel:
         output: Tensor,
         *,
         scale: float,
-        new: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         """Write the rows' results to their tokens of the output.
 
         query, output: [tokens, heads, dim];  keys, values: [positions, kv_heads, dim], contiguous
-        new: the key and the value of each row's last position, [tokens, kv_heads, dim], which are written there before;
-             no other row may read them
         """
-        query = _packed(query)
-        new_key, new_value = (None, None) if new is None else (_packed(new[0]), _packed(new[1]))
+        query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
         num_heads = keys.shape[1]
         partial, ended = table.left(num_heads * self._parts, self._partial)
         self._kernel(
             len(table.items), num_heads, query.data_ptr(), query.stride(0), output.data_ptr(), keys.data_ptr(),
             values.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
-            table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(), *_place(new_key), *_place(new_value),
+            table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
             is_short=table.num_keys * query.shape[1] * query.shape[2] <= SHORT,
         )  # fmt: skip
 
@@ -113,16 +103,6 @@ class RowsKernel:
         return [Table(group) for group in groups]
 
 
-def _packed(heads: Tensor) -> Tensor:
-    """[tokens, heads, dim] with the heads of a token side by side."""
-    return heads if heads.stride()[1:] == (heads.shape[2], 1) else heads.contiguous()
-
-
-def _place(heads: Tensor | None) -> tuple[int, int]:
-    """Return the address and the stride from one token to the next; 0 and 0 for None."""
-    return (0, 0) if heads is None else (heads.data_ptr(), heads.stride(0))
-
-
 @functools.cache
 def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
     """Return the kernel for heads of that size, `group` of which share a key head; None if there is none.
@@ -132,10 +112,7 @@ def rows_kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
     machine = Machine.here()
     if dtype not in KINDS or dim % machine.width:
         return None
-    in_pairs = machine.has_pairs and dtype == torch.bfloat16 and dim % (2 * machine.width) == 0
-    form = Form(
-        group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers, in_pairs=in_pairs
-    )
+    form = Form(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
     return tried(
         f"attention of {group} heads of {dim} in {dtype}",
         lambda: RowsKernel(form),
