@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from serve_app.core.batches import FILES_DAYS
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.tenants.batch_store import BatchStore
 from serve_app.tenants.batch_work import BatchWork
@@ -34,12 +35,12 @@ Answer = dict[str, object]
 class AdminService:
     """The one place where administration begins: what HTTP and the command line ask for is spelled alike."""
 
-    def __init__(self, store: TenantStore, pepper: bytes) -> None:
+    def __init__(self, store: TenantStore, pepper: bytes, *, files_days: int = FILES_DAYS) -> None:
         self._store = store
         self._administration = Administration(store, pepper)
         self.ledger = LedgerStore(store.engine)
-        self.batches = BatchStore(store.engine)
-        self._batch_work = BatchWork(self.ledger, clock=time.monotonic, wall=time.time)
+        self.batches = BatchStore(store.engine, files_days=files_days)
+        self._batch_work = BatchWork(self.ledger, clock=time.monotonic, wall=time.time, files_days=files_days)
         self._services: Mapping[str, Callable[[Arguments, Author], Answer]] = {
             "list_tenants": self._list_tenants,
             "show_tenant": self._show_tenant,
