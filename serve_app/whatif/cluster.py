@@ -20,6 +20,7 @@ from serve_app.whatif.simulation import Service
 class Deployed:
     """A model of a cluster file. num_replicas: as written, of an autoscaled one the most"""
 
+    args: ModelArgs
     service: Service
     num_replicas: int
     policy: PlacementPolicy
@@ -43,7 +44,7 @@ def read_cluster(file: str, costs: StepCosts, *, model: str | None = None) -> De
     scaling = _of([models[name]], "Model")
     most = (scaling.get("autoscaling_config") or {}).get("max_replicas") or scaling.get("num_replicas") or 1
     service = Service(config=arguments, costs=costs, admission=settings)
-    return Deployed(service=service, num_replicas=int(most), policy=settings.placement)
+    return Deployed(args=arguments, service=service, num_replicas=int(most), policy=settings.placement)
 
 
 def _of(applications: list[Any], deployment: str) -> dict[str, Any]:
