@@ -85,7 +85,7 @@ of a service; the page that asks for a key, and the way there, have to be there 
 
 
 class AdminPath(StrEnum):
-    """One route of administrators, or of what a tenant keeps. All but those of adapters are there only with keys."""
+    """One route of administrators, or of what a tenant keeps. All but those of adapters need keys."""
 
     TENANTS = "/admin/tenants"
     TENANT = "/admin/tenants/{name}"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from random import Random
@@ -18,7 +16,8 @@ import typer
 from serve_app.cli.client import Service, ServiceFailed
 from serve_app.cli.offering import URL, AsJson, Dialect, Key, Model, Set, Url, service
 from serve_app.cli.parameters import parameters_of
-from serve_app.cli.screen import CommandFailed, Exit, console, remark, remarks, say_json, table
+from serve_app.cli.screen import CommandFailed, Exit, console, progress, remark, say_json, table
+from serve_app.offline.run import in_threads
 
 PATH = "/v1/completions"
 RUNNING = "running"
@@ -95,7 +94,7 @@ def bench(
         warming = ask(asked, {**next(load.bodies(name)), "max_tokens": 1})
         if warming.error is not None:
             raise CommandFailed(warming.error, warming.code)
-    with _progress(load.num_requests * len(names)) as told:
+    with progress(load.num_requests * len(names)) as told:
         measured = in_turns(asked, load, names, told=told)
     reports = [
         report(answers, model=name, num_clients=clients, seconds=seconds)
@@ -111,7 +110,7 @@ def bench(
 
 
 def in_turns(
-    service: Service, load: Load, models: Sequence[str], *, told: Callable[[Answer], object]
+    service: Service, load: Load, models: Sequence[str], *, told: Callable[[], object]
 ) -> list[tuple[list[Answer], float]]:
     """Return what each model answered to the whole load, and the seconds that it took.
 
@@ -155,18 +154,6 @@ def report(answers: Sequence[Answer], *, model: str, num_clients: int, seconds: 
 
 def _spread(values: Sequence[float]) -> Spread:
     return Spread(p50=quantile(values, 0.5), p95=quantile(values, 0.95), max=max(values, default=None))
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[Answer], object]]:
-    """Show a bar on stderr where a person looks at it."""
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
-    terminal = remarks()
-    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        task = progress.add_task("requests", total=total)
-        yield lambda answer: progress.advance(task)
 
 
 def _show(found: Report) -> None:
@@ -247,28 +234,16 @@ class Answer:
 
 
 def drive(
-    service: Service, bodies: Iterator[dict[str, object]], *, num_clients: int, told: Callable[[Answer], object]
+    service: Service, bodies: Iterator[dict[str, object]], *, num_clients: int, told: Callable[[], object]
 ) -> list[Answer]:
     """Send all requests by so many threads, and return an answer of each, errors among them."""
     answers: list[Answer] = []
-    lock = threading.Lock()
 
-    def taken() -> dict[str, object] | None:
-        with lock:
-            return next(bodies, None)
+    def work(body: dict[str, object]) -> None:
+        answers.append(ask(service, body))
+        told()
 
-    def work() -> None:
-        while (body := taken()) is not None:
-            answer = ask(service, body)
-            with lock:
-                answers.append(answer)
-            told(answer)
-
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(num_clients)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    in_threads(bodies, work, num_threads=num_clients)
     return answers
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from serve_app.api.paths import ADMIN_PREFIX
 from serve_app.cli.screen import KEY_VARIABLE, URL_VARIABLE, CommandFailed, Exit
+from serve_app.core.batches import OK, REST_S, Answered
+from serve_app.core.errors import Unavailable
 from serve_app.core.machine import is_loopback
 
 TIMEOUT_S = 600.0
@@ -40,7 +42,10 @@ class ServiceFailed(CommandFailed):
     """The service could not be reached, or answered with an error.
 
     status: of HTTP; None where none came;  error: the error's own members, `code` and `param` among them
+    retry_s: seconds of its Retry-After
     """
+
+    retry_s = REST_S
 
     def __init__(
         self, message: str, code: Exit, *, status: int | None = None, error: Mapping[str, Any] | None = None
@@ -54,12 +59,13 @@ class ServiceFailed(CommandFailed):
 class Service:
     """One service, as one key and dialect see it.
 
-    key, dialect: None is none
+    key, dialect, request_id: None is none
     """
 
     url: str
     key: str | None = None
     dialect: str | None = None
+    request_id: str | None = None
     timeout_s: float = TIMEOUT_S
 
     def json(
@@ -82,6 +88,16 @@ class Service:
         if not (isinstance(answer, list) if member is None else isinstance(answer, dict) and member in answer):
             raise _stranger(self.url)
         return answer
+
+    def answered(self, path: str, body: Mapping[str, object]) -> Answered:
+        """Return what the service answers, refusals included. Raises Unavailable where no answer comes."""
+        try:
+            return Answered(status=OK, body=self._whole(path, body))
+        except ServiceFailed as failure:
+            if failure.status is None:
+                raise Unavailable(str(failure)) from failure
+            told = {"error": {"message": str(failure), **failure.error}}
+            return Answered(status=failure.status, body=json.dumps(told).encode(), retry_s=failure.retry_s)
 
     def text(self, path: str, body: Mapping[str, object] | None = None, *, word: str) -> str:
         """Return an answer that is no JSON and has this word in it; a body is posted. Raises ServiceFailed."""
@@ -169,7 +185,9 @@ class Service:
             with error, _unbroken(self.url):
                 told = {name: error.headers.get(name) for name in (RETRY_AFTER, LOCATION)}
                 content = error.read()
-            raise _failed(error.code, content, told) from error
+            failure = _failed(error.code, content, told)
+            failure.retry_s = float(after) if (after := told[RETRY_AFTER] or "").isdecimal() else REST_S
+            raise failure from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             message = f"No service answers at {self.url}: {reason}. {START_ONE}"
@@ -195,6 +213,8 @@ class Service:
         headers = {"content-type": "application/json", "accept": "application/json, text/event-stream, text/plain"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
+        if self.request_id:
+            headers["x-request-id"] = self.request_id
         return headers if self.dialect is None else {**headers, DIALECT_HEADER: self.dialect}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from types import MappingProxyType
@@ -102,6 +102,18 @@ def whole_lines() -> Iterator[None]:
             say()
         raise
     say()
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[], object]]:
+    """Show a bar of requests on stderr where a person looks at it; what is given moves it on by one."""
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    terminal = remarks()
+    with Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal) as shown:
+        task = shown.add_task("requests", total=total)
+        yield lambda: shown.advance(task)
 
 
 def remark(text: str) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import bench, chat, commands, complete, listing, top, whatif
+from serve_app.cli import batch, bench, chat, commands, complete, listing, top, whatif
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -76,6 +76,9 @@ def command() -> Any:
         (LOOK, None, bench.bench),
     ):
         app.command(cls=kind, rich_help_panel=panel)(each)
+    batches = typer.Typer(help="Answer files of requests.", no_args_is_help=True)
+    batches.command("run", cls=of_completions)(batch.run)
+    app.add_typer(batches, name="batch", rich_help_panel=ASK)
     simulated = typer.Typer(help="Simulate traffic: other replicas, another placement.", no_args_is_help=True)
     simulated.command("run")(whatif.run)
     simulated.command("fit")(whatif.fit)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from serve_app.core.ledger import Row
 
@@ -13,9 +15,17 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/r
 LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86_400
 """Until a file expires, if its owner says when."""
 DEFAULT_FOLDER = "files"
+FILES_DAYS = 30
+"""After which a file expires whose owner says nothing, as OpenAI's do, and an ended batch is forgotten."""
 MAX_LINES = 50_000
 LOST_S = 10.0
 """A router that Accounts have not heard for so long has lost its lines; others get them."""
+
+OK, FAULT = 200, 500
+AGAIN = frozenset({429, 503})
+"""Statuses that say nothing of a line: it is computed later."""
+REST_S = 2.0
+"""For so long rests what is refused without a time."""
 
 Key = tuple[str, int]
 """A batch's id and the number of a line, from 1; 0 is the batch itself, which one router checks and one writes."""
@@ -73,6 +83,20 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What the service answered to a line. body: JSON;  retry_s: seconds of its Retry-After"""
+
+    status: int
+    body: bytes
+    retry_s: float = REST_S
+
+    def line(self, own_id: str, custom_id: str) -> dict[str, Any]:
+        """Return the line of an output file, as OpenAI has it."""
+        response = {"status_code": self.status, "request_id": own_id, "body": json.loads(self.body)}
+        return {"id": own_id, "custom_id": custom_id, "response": response, "error": None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """The line of the output file, or of the error file where the status is not 200, with its ledger rows."""
 
@@ -104,7 +128,7 @@ class Work:
 class NewFile:
     """A file that a router has written into the folder of files.
 
-    seconds: after which it expires; None is never
+    seconds: after which it expires; None is what the service has for all
     """
 
     id: str

@@ -25,6 +25,9 @@ MOST = 19
 OWN = os.getpriority(os.PRIO_PROCESS, 0) if sys.platform == "linux" else 0
 """Niceness of this process at import, before any thread changed its own."""
 
+NEEDS_PYARROW = "Parquet needs pyarrow: .venv/bin/pip install -c constraints.txt -e '.[parquet]'"
+"""In words for a person."""
+
 ROOT = Path(__file__).resolve().parents[2]
 """Folder that contains the package."""
 

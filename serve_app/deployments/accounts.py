@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from serve_app.core.adapters import AdapterSet
+from serve_app.core.batches import FILES_DAYS
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Statement
@@ -45,10 +46,10 @@ MAX_READING = 2
 class Accounts:
     """The one replica that writes on behalf of the service. What the command line writes beside it, it sees.
 
-    store, pepper, ledger_days: see RouterArgs
+    store, pepper, ledger_days, files_days: see RouterArgs
     """
 
-    def __init__(self, store: str, pepper: str, ledger_days: int) -> None:
+    def __init__(self, store: str, pepper: str, ledger_days: int, files_days: int = FILES_DAYS) -> None:
         log_as_configured()
         secret = Path(pepper)
         self._store, self._pepper = open_store(
@@ -57,7 +58,7 @@ class Accounts:
             environment=os.environ.get(VARIABLE),
             begins=not secret.exists(),  # a pepper without its store: that was moved, and another would know no key
         )
-        self._admin_service = AdminService(self._store, self._pepper)
+        self._admin_service = AdminService(self._store, self._pepper, files_days=files_days)
         self._directory = self._read_directory()
         self._lending = Lending(
             self._limits_of, clock=time.monotonic, wall=time.time, spent_of=self._admin_service.ledger.cost_of

@@ -58,7 +58,8 @@ def router(args: RouterArgs) -> serve.Application:
     accounts = serve.deployment(
         Accounts, name=ACCOUNTS_DEPLOYMENT, ray_actor_options={"num_cpus": 0}, max_ongoing_requests=MAX_CALLS
     )
-    return deployment.bind(accounts.bind(args.store, args.pepper, args.ledger_days), args.adapters_file, args.files)
+    bound = accounts.bind(args.store, args.pepper, args.ledger_days, args.files_days)
+    return deployment.bind(bound, args.adapters_file, args.files)
 
 
 def _devices(args: ModelArgs) -> dict[str, int]:

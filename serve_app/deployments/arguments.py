@@ -13,7 +13,7 @@ from serve_app.api.limits import WireLimits
 from serve_app.catalog.aliases import Alias, read_alias
 from serve_app.catalog.files import CatalogError
 from serve_app.catalog.sources import is_address, parse_source
-from serve_app.core.batches import DEFAULT_FOLDER
+from serve_app.core.batches import DEFAULT_FOLDER, FILES_DAYS
 from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
 from serve_app.core.cards import AdapterCard, ModelCard
 from serve_app.core.ledger import Price, Prices
@@ -153,6 +153,8 @@ class RouterArgs(BaseModel):
     pepper: file with the secret under which digests of keys are made, unless SERVE_APP_PEPPER holds it; it is made
             with the store
     ledger_days: for so many days the ledger keeps a row of each request; sums by day stay for ever
+    files_days: for so many days the service keeps a file that says nothing else (`expires_after`), and a batch after
+            the end of its completion window
     files:  folder of the files of batches if there is a store; all routers share it, so on several machines it is a
             shared folder
     adapters_file: keeps what adapters were published if there is no store; it is beside where the cluster was started,
@@ -164,6 +166,7 @@ class RouterArgs(BaseModel):
     store: Annotated[str, Field(min_length=1), AfterValidator(known_store)] | None = None
     pepper: Annotated[str, Field(min_length=1)] = DEFAULT_PEPPER
     ledger_days: PositiveInt = 90
+    files_days: PositiveInt = FILES_DAYS
     files: Annotated[str, Field(min_length=1)] = DEFAULT_FOLDER
     adapters_file: Annotated[str, Field(min_length=1)] = DEFAULT_FILE
 

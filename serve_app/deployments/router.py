@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -99,6 +100,7 @@ class RouterReplica:
         self._publishing = Publishing(self._fleet, source)
         self._shadows = Shadows(self._fleet, self._admission)
         self._rollouts = Rollouts(self._publishing, self._fleet)
+        self._batch_tally: Counter[str] = Counter()
         self._metrics = self._metrics_of(router_id)
         self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
         self._tracing = Switch(os.environ)
@@ -193,6 +195,7 @@ class RouterReplica:
             rollouts=self._rollouts,
             revision=lambda: publishing.revision,
             tallies=self._shadows.tallies,
+            batches=self._batch_tally,
         )
 
     def _note_look(self, is_good: Callable[[str], bool]) -> None:
@@ -247,7 +250,9 @@ class RouterReplica:
             return None
         answer = line_answers(settings)
         if self._batch_worker is None:
-            self._batch_worker = BatchWorker(accounts.batches, router, self._files, answer, accounts.tenant)
+            self._batch_worker = BatchWorker(
+                accounts.batches, router, self._files, answer, accounts.tenant, tally=self._batch_tally
+            )
             self._batching = begin(self._batch_worker.run())
         self._batch_worker.router, self._batch_worker.answer = router, answer
         return Batches(ask=accounts.batches, files=self._files)

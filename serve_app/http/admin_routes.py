@@ -15,10 +15,11 @@ from starlette.routing import Route
 from serve_app.api.error_text import shown
 from serve_app.api.parse import read_json_object
 from serve_app.api.paths import OF_ADAPTERS, OF_BATCHES, SERVICES, AdminPath
-from serve_app.core.errors import InvalidRequest
+from serve_app.core.errors import InvalidRequest, NotFound
 from serve_app.core.ledger import as_csv
+from serve_app.core.machine import NEEDS_PYARROW
 from serve_app.http.exchange import body_of
-from serve_app.http.guard import Administer
+from serve_app.http.guard import ASK_FOR_KEYS, Administer
 
 MAX_DEPTH = 8
 FORMATS = ("json", "csv", "parquet")
@@ -32,16 +33,18 @@ HEADERS = {"cache-control": "no-store"}
 
 
 def admin_routes(
-    administer: Administer, *, max_body_bytes: int, of_files: Mapping[str, Endpoint] = NO_FILES
+    administer: Administer | None, *, max_body_bytes: int, of_files: Mapping[str, Endpoint] = NO_FILES
 ) -> list[Route]:
     """Return the routes; the guard decides who may call them.
 
-    of_files: services that are carried out by the folder of files; without them there are no routes of batches
+    administer: None where nothing is kept; the routes answer then what is missing
+    of_files: services that are carried out by the folder of files; without them nothing of batches is kept
     """
 
     async def answer(request: Request) -> Response:
         path: AdminPath = AdminPath(request.scope["route"].path)
         service = SERVICES[path, "GET" if request.method == "HEAD" else request.method]
+        assert administer is not None
         if service.name in of_files:
             return await of_files[service.name](request)
         asked = query_of(request, service.query)
@@ -63,11 +66,23 @@ def admin_routes(
             return Response(written, headers={**HEADERS, "content-type": CONTENT_TYPE})
         return JSONResponse(found, headers=HEADERS)
 
+    def endpoint(path: AdminPath) -> Endpoint:
+        is_kept = administer is not None and (of_files or path not in OF_BATCHES)
+        return answer if is_kept else refuse
+
     return [
-        Route(path, answer, methods=[method for each, method in SERVICES if each is path])
+        Route(path, endpoint(path), methods=[method for each, method in SERVICES if each is path])
         for path in AdminPath
-        if path not in OF_ADAPTERS and (of_files or path not in OF_BATCHES)
+        if path not in OF_ADAPTERS
     ]
+
+
+async def refuse(request: Request) -> Response:
+    """Say what a service lacks that keeps nothing of tenants."""
+    raise NotFound(
+        f"{request.method} {shown(request.scope['path'])} needs tenants with keys, and this service asks nobody for"
+        f" a key. Its operator sets {ASK_FOR_KEYS}; `files` in the same args is the folder of files and batches."
+    )
 
 
 def _report(found: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str, object]]]:
@@ -113,8 +128,7 @@ def as_parquet(columns: Mapping[str, str], report: Sequence[Mapping[str, object]
             "format",
             must="be json or csv here",
             found='"parquet"',
-            remedy="Parquet needs pyarrow: .venv/bin/pip install -c constraints.txt -e '.[parquet]'"
-            " where the router runs.",
+            remedy=f"{NEEDS_PYARROW} where the router runs.",
         ) from None
     types = {"string": pyarrow.string(), "integer": pyarrow.int64(), "number": pyarrow.float64()}
     schema = pyarrow.schema([(name, types[each]) for name, each in columns.items()])

@@ -103,7 +103,7 @@ def routes(
         *service_routes(router, settings.limits, door.identify),
         *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
-        *([] if door.administer is None else _kept_routes(door.administer, settings, batches)),
+        *_kept_routes(door.administer, settings, batches),
         route(Path.METRICS, metrics.answer),
         route(Path.LIVE, live),
         front_route(),
@@ -111,9 +111,9 @@ def routes(
     ]
 
 
-def _kept_routes(administer: Administer, settings: HttpSettings, batches: Batches | None) -> list[Route]:
+def _kept_routes(administer: Administer | None, settings: HttpSettings, batches: Batches | None) -> list[Route]:
     """Return the routes of administrators, and those of what tenants keep."""
-    of_files = NO_FILES if batches is None else file_endpoints(batches, administer, settings)
+    of_files = NO_FILES if administer is None or batches is None else file_endpoints(batches, administer, settings)
     return admin_routes(administer, max_body_bytes=settings.max_body_bytes, of_files=of_files)
 
 

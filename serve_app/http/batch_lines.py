@@ -8,11 +8,12 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from serve_app.api.paths import Path
+from serve_app.core.batches import REST_S, Answered
 from serve_app.core.tenants import Identity
 from serve_app.http.completions import Completions
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES
-from serve_app.router.batch_worker import REST_S, Answer, Answered
+from serve_app.router.batch_worker import Answer
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
 

@@ -23,6 +23,11 @@ LookAgain = Callable[[str], Awaitable[None]]
 Administer = Callable[[str, Mapping[str, object], str], Awaitable[Mapping[str, object]]]
 """Carries out a command of administration: its name, its arguments, the id of the key that asks. Raises ServeError."""
 
+ASK_FOR_KEYS = (
+    "`store: sqlite:///serve_app.db` in the args of the router's application, no `auth: none` in its user_config, and"
+    " `serve_app keys create`"
+)
+"""What a service wants that shall ask for keys."""
 MAX_TENANTS = 256
 """The routes of so many tenants, those that asked last, are kept ready."""
 
@@ -69,9 +74,8 @@ def door_without_keys(host: str | None) -> Door:
         return OPEN_DOOR
     return Door(
         closed=f"This service listens on {host}, which other machines reach, and asks nobody for a key; so it answers"
-        " nothing but /health. Its operator binds 127.0.0.1 (`http_options.host`), or has it ask for keys: `store:"
-        " sqlite:///serve_app.db` in the args of the router's application, no `auth: none` in its user_config, and"
-        " `serve_app keys create`."
+        " nothing but /health. Its operator binds 127.0.0.1 (`http_options.host`), or has it ask for keys:"
+        f" {ASK_FOR_KEYS}."
     )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -23,6 +24,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.tenants import NOBODY
 from serve_app.http.gateway_metrics import GatewayMetrics
 from serve_app.router.admission import Admission, Reason
+from serve_app.router.batch_worker import LINE_STATES, OUTCOMES
 from serve_app.router.fleet import Fleet
 from serve_app.router.rollout import DECISIONS
 from serve_app.router.rollouts import Rollouts
@@ -39,6 +41,8 @@ MIXES = "*"
 """Stands for all mixes of a base's adapters; no adapter is called so."""
 MAX_MODELS = 200
 """So many distinct names of models and adapters get a series of their own; all others share one."""
+
+NO_BATCHES: Mapping[str, int] = MappingProxyType({})
 
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -94,7 +98,11 @@ class Served:
 
 
 class Metrics:
-    """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers."""
+    """One router's numbers. Every series carries the router's id: a scrape reaches any one of several routers.
+
+    revision: of the published adapters, as the router has heard of it
+    batches:  lines of batches, by LINE_STATES and OUTCOMES
+    """
 
     def __init__(
         self,
@@ -105,8 +113,8 @@ class Metrics:
         rollouts: Rollouts | None = None,
         revision: Callable[[], int] = int,
         tallies: Mapping[str, Tally] | None = None,
+        batches: Mapping[str, int] = NO_BATCHES,
     ) -> None:
-        """revision: of the published adapters, as the router has heard of it"""
         self._router_id = router_id
         self._models: set[str] = set()
         self._registry = CollectorRegistry()
@@ -135,7 +143,7 @@ class Metrics:
             registry.register(GatewayMetrics(fleet, admission))
         of_fleet = (replica_loads, residencies, kept_streams, scales, flow_usages)
         reads: list[Callable[[], Iterator[Family]]] = [partial(read, fleet) for read in of_fleet]
-        reads.append(partial(revisions, fleet, revision))
+        reads += [partial(revisions, fleet, revision), partial(batch_lines, batches)]
         reads += [] if admission is None else [partial(admission_state, admission)]
         reads += [] if rollouts is None else [partial(rollout_state, rollouts)]
         reads += [] if tallies is None else [partial(shadow_totals, tallies)]
@@ -329,6 +337,14 @@ def shadow_totals(tallies: Mapping[str, Tally]) -> Iterator[Family]:
     for name, (text, value_of) in SHADOW_TOTALS.items():
         samples = (((model,), value_of(tally)) for model, tally in tallies.items())
         yield Family(f"shadow_{name}", text, samples, ("model",), is_total=True)
+
+
+def batch_lines(tally: Mapping[str, int]) -> Iterator[Family]:
+    """Yield how many lines of batches there are, as this router knows them."""
+    lines = (((state,), tally.get(state, 0)) for state in LINE_STATES)
+    yield Family("batch_lines", "Lines of batches without a result, and those computed here.", lines, ("state",))
+    ended = (((outcome,), tally.get(outcome, 0)) for outcome in OUTCOMES)
+    yield Family("batch_lines_ended", "Lines of batches with a result.", ended, ("outcome",), is_total=True)
 
 
 class CountedRequests:

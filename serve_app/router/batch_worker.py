@@ -9,10 +9,24 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
-from serve_app.core.batches import BatchCard, BatchState, Checked, Kept, Key, Line, Result, Work
+from serve_app.core.batches import (
+    AGAIN,
+    FAULT,
+    OK,
+    REST_S,
+    Answered,
+    BatchCard,
+    BatchState,
+    Checked,
+    Kept,
+    Key,
+    Line,
+    Result,
+    Work,
+)
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Row
 from serve_app.core.tenants import Identity, Tenant
@@ -35,20 +49,13 @@ UNKNOWN_S = 120.0
 """For so long a model may be unknown before its lines fail: it may be loading, here or on its way back."""
 MAX_ATTEMPTS = 3
 """Of a line that fails by the service's fault."""
-AGAIN = frozenset({429, 503})
-"""Statuses that say nothing of a line: it is computed later."""
-UNKNOWN, OK, FAULT = 404, 200, 500
-REST_S, FAILED_REST_S = 2.0, 15.0
-"""For so long a batch rests whose line is refused, and one of which a file cannot be read or written."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
-    """What the service answered to a line. retry_s: seconds of its Retry-After"""
-
-    status: int
-    body: bytes
-    retry_s: float = REST_S
+UNKNOWN = 404
+LEFT, RUNNING = LINE_STATES = ("left", "running")
+"""Of lines of open batches: without a result, wherever they are; computed by this router."""
+COMPLETED, FAILED = OUTCOMES = ("completed", "failed")
+"""Of lines whose results this router brought, as OpenAI counts them."""
+FAILED_REST_S = 15.0
+"""For so long a batch rests of which a file cannot be read or written."""
 
 
 class Answer(Protocol):
@@ -81,6 +88,7 @@ class BatchWorker:
 
     router, answer: may be exchanged;  clock: seconds, monotonic
     tenant_of: who a batch is of, as it is now
+    tally:  numbers of lines, by LINE_STATES and OUTCOMES
     """
 
     def __init__(
@@ -92,8 +100,10 @@ class BatchWorker:
         tenant_of: Callable[[str], Tenant | None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        tally: Counter[str] | None = None,
     ) -> None:
         self._clock = clock
+        self.tally: Counter[str] = Counter() if tally is None else tally
         self._ask, self._files, self._tenant_of = ask, files, tenant_of
         self.answer = answer
         self._rows = LineRows()
@@ -159,7 +169,7 @@ class BatchWorker:
             raise
         assert isinstance(work, Work)
         for key in results:
-            del self._results[key]
+            self.tally[COMPLETED if self._results.pop(key).status == OK else FAILED] += 1
         self._open = {batch.id: batch for batch in work.batches}
         self._forget_ended()
         mine = {*self._tasks, *(line.key for line in self._ready), *self._results}
@@ -169,6 +179,7 @@ class BatchWorker:
             if batch.is_yours and not rests and (batch.id, 0) not in self._tasks:
                 self._begin((batch.id, 0), self._look_after(batch))
         self._begin_lines()
+        self.tally[LEFT], self.tally[RUNNING] = sum(batch.num_left for batch in work.batches), self.num_at_work
         if self._clock() >= self._swept_at + SWEEP_S:
             self._swept_at = self._clock()
             await self._files.sweep(self._ask)
@@ -252,9 +263,7 @@ class BatchWorker:
             answered = await self.answer(router, Identity(tenant=tenant), batch.endpoint, body, own_id)
             rows = [replace(row, key_id=batch.key_id) for row in self._rows.take(own_id)]
             if not self._comes_again(line, answered):
-                response = {"status_code": answered.status, "request_id": own_id, "body": json.loads(answered.body)}
-                told = {"id": own_id, "custom_id": entry["custom_id"], "response": response, "error": None}
-                text, status = json.dumps(told), answered.status
+                text, status = json.dumps(answered.line(own_id, str(entry["custom_id"]))), answered.status
                 result = Result(batch=line.batch, number=line.number, status=status, text=text, rows=tuple(rows))
                 self._results[line.key] = result
         finally:

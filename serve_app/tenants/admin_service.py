@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from serve_app.core.batches import FILES_DAYS
 from serve_app.core.tenants import Scope, Tenant
 from serve_app.tenants.batch_store import BatchStore
 from serve_app.tenants.batch_work import BatchWork
@@ -38,13 +39,13 @@ class AdminService:
     pepper: under which digests are made. Raises TenancyError where the store's keys were made under another.
     """
 
-    def __init__(self, store: TenantStore, pepper: bytes) -> None:
+    def __init__(self, store: TenantStore, pepper: bytes, *, files_days: int = FILES_DAYS) -> None:
         store.use_pepper(pepper)
         self._store = store
         self._pepper = pepper
         self.ledger = LedgerStore(store.engine)
-        self.batches = BatchStore(store.engine)
-        self._batch_work = BatchWork(self.ledger, clock=time.monotonic, wall=time.time)
+        self.batches = BatchStore(store.engine, files_days=files_days)
+        self._batch_work = BatchWork(self.ledger, clock=time.monotonic, wall=time.time, files_days=files_days)
         self._services: Mapping[str, Callable[[Arguments, Author], Answer]] = {
             "list_tenants": self._list_tenants,
             "show_tenant": self._show_tenant,

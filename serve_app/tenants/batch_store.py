@@ -15,6 +15,7 @@ from serve_app.core.batches import ENDPOINTS, LEAST_SECONDS, MOST_SECONDS, OPEN_
 from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
 from serve_app.tenants.errors import NotThere, TenancyError
+from serve_app.tenants.lending import DAY_S
 from serve_app.tenants.store import Author
 
 Arguments = Mapping[str, object]
@@ -24,7 +25,6 @@ MAX_OPEN_BATCHES = 100
 """Of one tenant."""
 MAX_PAIRS, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """Of a batch's metadata."""
-"""After which files expire."""
 NOUNS = {"files": "file", "batches": "batch"}
 WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 MAX_HOURS = 168
@@ -34,8 +34,8 @@ ASKED = ("input_file_id", "endpoint", "completion_window", "metadata", "output_e
 class BatchStore:
     """Every call is one transaction. What belongs to another tenant is not there: NotThere is raised of it, too."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, *, files_days: int) -> None:
+        self._engine, self._files_days = engine, files_days
         self.services: Mapping[str, Callable[[Arguments, Author], Answer]] = {
             "list_files": self._list_files,
             "show_file": self._show_file,
@@ -52,7 +52,7 @@ class BatchStore:
             found = connection.execute(_tenants_row(tenant)).one_or_none()  # one upload of a tenant after the other
             if found is None:
                 raise NotThere(f"There is no tenant {tenant!r}.")
-            row = insert_file(connection, tenant, file, time.time())
+            row = insert_file(connection, tenant, file, time.time(), days=self._files_days)
             held = select(func.sum(tables.files.c.bytes)).where(tables.files.c.tenant == tenant)
             num_bytes = int(connection.execute(held).scalar() or 0)
             if num_bytes > max_bytes:
@@ -144,11 +144,12 @@ class BatchStore:
         return {"object": "list", "data": data, "first_id": first, "last_id": last_id, "has_more": len(rows) > most}
 
 
-def insert_file(connection: Connection, tenant: str, file: NewFile, at: float) -> dict[str, Any]:
-    """Write the row of a file; return it. at: Unix seconds"""
+def insert_file(connection: Connection, tenant: str, file: NewFile, at: float, *, days: int) -> dict[str, Any]:
+    """Write the row of a file; return it. at: Unix seconds;  days: that it is kept where it says nothing"""
+    seconds = days * DAY_S if file.seconds is None else file.seconds
     row = {
         "id": file.id, "tenant": tenant, "filename": file.name[:255], "purpose": file.purpose, "bytes": file.num_bytes,
-        "created_at": at, "expires_at": None if file.seconds is None else at + file.seconds,
+        "created_at": at, "expires_at": at + seconds,
     }  # fmt: skip
     connection.execute(insert(tables.files), [row])
     return row

@@ -11,7 +11,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
 
 from serve_app.core.batches import (
+    FILES_DAYS,
     LOST_S,
+    OK,
     OPEN_STATES,
     BatchCard,
     BatchState,
@@ -28,6 +30,7 @@ from serve_app.core.ledger import Row as LedgerRow
 from serve_app.tenants import tables
 from serve_app.tenants.batch_store import enter, insert_file
 from serve_app.tenants.ledger import LedgerStore
+from serve_app.tenants.lending import DAY_S
 
 Clock = Callable[[], float]
 LEARNS_S = 3.0
@@ -35,7 +38,6 @@ LEARNS_S = 3.0
 EXPIRING_S = 60.0
 CHUNK = 500
 LINES, BATCHES, FILES = tables.lines.c, tables.batches.c, tables.files.c
-OK = 200
 
 
 class BatchWork:
@@ -46,11 +48,12 @@ class BatchWork:
     is held is learned before anything is leased.
 
     clock: seconds, monotonic;  wall: seconds since 1970
+    files_days: after which a file expires that says nothing else, and an ended batch is forgotten
     """
 
-    def __init__(self, ledger: LedgerStore, *, clock: Clock, wall: Clock) -> None:
+    def __init__(self, ledger: LedgerStore, *, clock: Clock, wall: Clock, files_days: int = FILES_DAYS) -> None:
         self._ledger, self._engine = ledger, ledger.engine
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall, self._files_days = clock, wall, files_days
         self._leases: dict[Key, tuple[str, float]] = {}
         self._asked_at = self._learned_at = self._expired_at = -math.inf
 
@@ -72,7 +75,7 @@ class BatchWork:
         now = self._renewed(router_id, {*held} - {(each.batch, each.number) for each in results})
         if now >= self._expired_at + EXPIRING_S:
             self._expired_at = now
-            self._expire_files()
+            self._expire()
         open_ = select(tables.batches).where(BATCHES.state.in_(OPEN_STATES))
         with self._engine.begin() as connection:
             found = connection.execute(open_.order_by(BATCHES.created_at, BATCHES.id)).all()
@@ -140,7 +143,8 @@ class BatchWork:
             if not enter(connection, batch, outcome, now, outcome=outcome, **ids):
                 return False
             for file in files.values():
-                insert_file(connection, batch.tenant, replace(file, seconds=batch.told["output_seconds"]), now)
+                kept = replace(file, seconds=batch.told["output_seconds"])
+                insert_file(connection, batch.tenant, kept, now, days=self._files_days)
             failed = batch.total - batch.completed  # lines that were not computed, too
             connection.execute(update(tables.batches).where(BATCHES.id == batch_id).values(failed=failed))
             connection.execute(delete(tables.lines).where(LINES.batch == batch_id))
@@ -236,12 +240,15 @@ class BatchWork:
             self._leases[batch_id, row.number] = router_id, now + LOST_S
             yield Line(batch=batch_id, number=row.number, offset=row.offset, length=row.length)
 
-    def _expire_files(self) -> None:
-        """Forget files whose time is over, but for those that open batches read."""
+    def _expire(self) -> None:
+        """Forget files whose time is over, but for those that open batches read, and batches that ended long ago."""
         read = select(BATCHES.input_file_id).where(BATCHES.state.in_(OPEN_STATES))
         expired = delete(tables.files).where(FILES.expires_at < self._wall(), FILES.id.not_in(read))
+        before = self._wall() - self._files_days * DAY_S
+        old = delete(tables.batches).where(BATCHES.state.not_in(OPEN_STATES), BATCHES.expires_at < before)
         with self._engine.begin() as connection:
             connection.execute(expired)
+            connection.execute(old)
 
 
 def _num_left(batch: Row[Any]) -> int:

@@ -158,11 +158,14 @@ async def test_what_is_wrong_is_refused_by_name_and_changes_nothing(admin: httpx
     assert (await admin.get("/admin/events")).json() == before
 
 
-async def test_without_keys_nothing_is_administered_and_nothing_told_of_it(house: House) -> None:
+async def test_without_keys_nothing_is_administered_and_each_route_says_what_is_missing(house: House) -> None:
     app = build_app(Router(house.fleet))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://door") as anyone:
-        for path in set(AdminPath) - OF_ADAPTERS:
-            assert (await anyone.get(address(path), headers=bearing(house.admin))).status_code == 404
+        for path, method in SERVICES.keys() - {each for each in SERVICES if each[0] in OF_ADAPTERS}:
+            refused = await anyone.request(method, address(path), headers=bearing(house.admin))
+            assert refused.status_code == 404
+            for needed in (f"{method} ", "`store: sqlite:///", "`files`", "`serve_app keys create`"):
+                assert needed in refused.json()["error"]["message"]
         described = (await anyone.get("/openapi.json")).json()
     assert {path for path in described["paths"] if "admin" in path} == OF_ADAPTERS
     assert "security" not in described

@@ -18,12 +18,15 @@ import openai
 import pytest
 from sqlalchemy import select
 
-from serve_app.core.batches import LOST_S, BatchCard, BatchState, Kept, Line
+from serve_app.core.batches import FILES_DAYS, LOST_S, BatchCard, BatchState, Kept, Line
 from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import UNATTRIBUTED, UsageQuestion
+from serve_app.http.metrics import batch_lines
 from serve_app.router.batch_files import MAX_LINE_BYTES, STRAY_S, BatchFiles
 from serve_app.router.batch_worker import SWEEP_S, UNKNOWN_S
 from serve_app.tenants import tables
+from serve_app.tenants.batch_work import EXPIRING_S
+from serve_app.tenants.lending import DAY_S
 from tests.fakes import settle
 from tests.flow.batching import BatchHouse, Node, backend, requests
 from tests.tenants.conftest import postgresql, url  # noqa: F401
@@ -305,6 +308,45 @@ async def test_files_of_a_batch_expire_as_it_was_asked(node: Node) -> None:
     assert output.expires_at == output.created_at + 7200
     with pytest.raises(openai.NotFoundError, match="there is no file 'file-none'"):
         await client.files.retrieve("file-none")
+
+
+async def test_a_router_counts_lines_that_are_left_that_run_and_that_ended(house: BatchHouse) -> None:
+    stepped = backend(slots=2, is_stepped=True)
+    node = Node(house, [stepped])
+    lines = requests(6)
+    lines[0]["body"] = {"model": "tiny", "prompt": "a", "max_tokens": -7}
+    batch = await created(node, jsonl(lines))
+    while (told := numbers(node)) != {"left": 5, "running": 2, "completed": 0, "failed": 1}:
+        assert told["left"] in (0, 6, 5), told
+        await node.tend()
+    while stepped.num_live or numbers(node)["left"]:
+        stepped.step()
+        await node.tend()
+    assert numbers(node) == {"left": 0, "running": 0, "completed": 5, "failed": 1}
+    assert (await node.until(batch.id)).status == "completed"
+    await node.kill()
+
+
+def numbers(node: Node) -> dict[str, float]:
+    """The samples of /metrics about lines of batches."""
+    return {values[0]: number for family in batch_lines(node.worker.tally) for values, number in family.samples}
+
+
+async def test_files_are_kept_for_so_many_days_and_ended_batches_as_long_after_their_window(
+    node: Node, house: BatchHouse
+) -> None:
+    client = node.client()
+    ended = await node.until((await created(node, jsonl(requests(1)))).id)
+    file = await client.files.retrieve(str(ended.output_file_id))
+    assert file.expires_at == file.created_at + FILES_DAYS * DAY_S
+    house.now = float(ended.expires_at or 0) + FILES_DAYS * DAY_S - EXPIRING_S
+    later = await created(node, jsonl(requests(1)))
+    await node.tend()
+    assert {each.id async for each in client.batches.list()} == {ended.id, later.id}
+    assert str(ended.output_file_id) not in {each.id async for each in client.files.list()}
+    house.now += 3 * EXPIRING_S
+    await node.tend()
+    assert [each.id async for each in client.batches.list()] == [later.id]
 
 
 async def test_a_worker_that_is_closed_begins_no_line(house: BatchHouse) -> None:

@@ -52,7 +52,8 @@ WALLS = {
     ),
     "check": wall("core backends catalog engine deployments", "ray pydantic yaml"),
     "whatif": wall("core check deployments engine router", "pydantic"),
-    "cli": wall("api catalog check core tenants whatif", "prometheus_client psutil ray rich typer yaml"),
+    "offline": wall("api core deployments http router", "pyarrow"),
+    "cli": wall("api catalog check core offline tenants whatif", "prometheus_client psutil ray rich typer yaml"),
     "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
 }
 

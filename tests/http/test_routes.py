@@ -8,7 +8,7 @@ from pathlib import Path as File
 import pytest
 from starlette.types import Message
 
-from serve_app.api.paths import OF_ADAPTERS, SERVICES, Path, path_of
+from serve_app.api.paths import SERVICES, AdminPath, Path, path_of
 from serve_app.core.errors import Unauthenticated
 from serve_app.core.tenants import Identity
 from serve_app.http.app import build_app, routes
@@ -32,8 +32,8 @@ def test_every_path_is_routed_with_its_method() -> None:
         route.path.replace(":path", ""): route.methods - {"HEAD"}
         for route in routes(router, HttpSettings(), Metrics(router.fleet))
     }
-    of_adapters = {path.value: {method for each, method in SERVICES if each is path} for path in OF_ADAPTERS}
-    assert found == {path.value: {path.method} for path in Path} | of_adapters
+    of_services = {path.value: {method for each, method in SERVICES if each is path} for path in AdminPath}
+    assert found == {path.value: {path.method} for path in Path} | of_services
 
 
 @pytest.mark.parametrize(
