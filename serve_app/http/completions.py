@@ -210,7 +210,8 @@ class Completions:
             return
         wants_ids = seen is not None or EVENTS in headers.get("accept", "")
         has_ids = wants_ids and opened.style.has_ids and request.num_choices <= MAX_CHOICES
-        places = Places(request.num_choices) if has_ids else None
+        kept = run.requests[0].kept
+        places = Places(request.num_choices, b"" if kept is None else kept.secret) if has_ids else None
         renderer = opened.style.renderer(run, request, head, places)
         if isinstance(renderer, ResponseRenderer):
             exchange.last_event = renderer.failed

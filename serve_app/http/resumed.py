@@ -46,6 +46,6 @@ class ResumedStreams(Completions):
         drawn_by = found.first.request.client_request_id
         request = self._settle(parsed.model_copy(update={"seed": kept.seed}), exchange, story, request_id=drawn_by)
         last_id = headers.get(NAME, "")
-        seen = read_places(last_id, request.num_choices) if last_id else Seen()
+        seen = read_places(last_id, kept.secret) if last_id else Seen()
         run = self._router.resume(found, request, story.ticket, seen=seen.num_tokens, limit_s=limit_s)
         return Opened(request=request, run=run, style=style, created=kept.created, seen=seen)
