@@ -159,7 +159,8 @@ EXPLANATION = record(
 )
 """Of a request that did not run."""
 NATIVE = record(
-    {
+    {},
+    optional={
         "index": COUNT,
         "content": STRING,
         "tokens": array(COUNT),
@@ -168,8 +169,6 @@ NATIVE = record(
         "model": STRING,
         "tokens_predicted": COUNT,
         "tokens_evaluated": COUNT,
-    },
-    optional={
         "generation_settings": OBJECT,
         "prompt": {},
         "has_new_line": BOOLEAN,
@@ -181,6 +180,7 @@ NATIVE = record(
         "completion_probabilities": array(OBJECT),
     },
 )
+"""Every member may be missing: `response_fields` chooses."""
 ERROR_MEMBERS: dict[str, Schema] = {
     "message": STRING,
     "type": STRING,
