@@ -127,6 +127,40 @@ EXTRAS: dict[str, Schema] = {
     "timings": mapping(NUMBER),
     "sglext": record({}, optional={"cached_tokens_details": mapping(COUNT), "routed_experts": STRING}),
 }
+CAPSULE = record(
+    {
+        "object": {"const": "capsule"},
+        "id": STRING,
+        "created": COUNT,
+        "service_version": STRING,
+        "path": STRING,
+        "dialect": STRING,
+        "request": OBJECT,
+        "parts": array(
+            record(
+                {
+                    "part": COUNT,
+                    "model": STRING,
+                    "engine": nullable(STRING),
+                    "numerics": STRING,
+                    "prompt_tokens": nullable(COUNT),
+                    "sampling": OBJECT,
+                    "stop": OBJECT,
+                    "choices": array(
+                        record(
+                            {
+                                "token_ids": array(COUNT),
+                                "text": STRING,
+                                "finish_reason": nullable(STRING),
+                                "matched_stop": nullable(either(STRING, COUNT)),
+                            }
+                        )
+                    ),
+                }
+            )
+        ),
+    }
+)
 EXPLANATION = record(
     {
         "object": {"const": "explanation"},
@@ -159,7 +193,8 @@ EXPLANATION = record(
 )
 """Of a request that did not run."""
 NATIVE = record(
-    {
+    {},
+    optional={
         "index": COUNT,
         "content": STRING,
         "tokens": array(COUNT),
@@ -168,8 +203,6 @@ NATIVE = record(
         "model": STRING,
         "tokens_predicted": COUNT,
         "tokens_evaluated": COUNT,
-    },
-    optional={
         "generation_settings": OBJECT,
         "prompt": {},
         "has_new_line": BOOLEAN,
@@ -181,6 +214,7 @@ NATIVE = record(
         "completion_probabilities": array(OBJECT),
     },
 )
+"""Every member may be missing: `response_fields` chooses."""
 ERROR_MEMBERS: dict[str, Schema] = {
     "message": STRING,
     "type": STRING,
@@ -272,6 +306,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Text": record({"content": STRING, "prompt": STRING}),
     "RenderedPrompt": record({"prompt": STRING}),
     "Explanation": EXPLANATION,
+    "Capsule": CAPSULE,
     "Front": record({"service": STRING, "about": STRING, "paths": mapping(STRING)}),
     "Health": record(
         {"status": {"enum": ["ok", "loading", "failed"]}}, optional={"models": array(STRING), "failed": array(STRING)}

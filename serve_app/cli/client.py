@@ -22,6 +22,7 @@ from serve_app.core.machine import is_loopback
 
 TIMEOUT_S = 600.0
 DIALECT_HEADER = "X-Completions-Dialect"
+CAPSULE_HEADER = "X-Capsule"
 END = "[DONE]"
 START_ONE = f"Start one with `serve_app up`, or name another with --url or {URL_VARIABLE}."
 GIVE_A_KEY = f"Give one with {KEY_VARIABLE} or --key; `serve_app keys create` makes one."
@@ -60,6 +61,7 @@ class Service:
     """One service, as one key and dialect see it.
 
     key, dialect, request_id: None is none
+    wants_capsule: of each completion
     """
 
     url: str
@@ -67,6 +69,7 @@ class Service:
     dialect: str | None = None
     request_id: str | None = None
     timeout_s: float = TIMEOUT_S
+    wants_capsule: bool = False
 
     def json(
         self,
@@ -215,6 +218,8 @@ class Service:
             headers["authorization"] = f"Bearer {self.key}"
         if self.request_id:
             headers["x-request-id"] = self.request_id
+        if self.wants_capsule:
+            headers[CAPSULE_HEADER] = "true"
         return headers if self.dialect is None else {**headers, DIALECT_HEADER: self.dialect}
 
 

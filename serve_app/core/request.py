@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import sha256
+from secrets import token_bytes
 from typing import Literal, get_args
 
 from serve_app.core.delta import Delta
@@ -330,6 +332,7 @@ class Kept:
     path, dialect, body: of the request as it came;  seed: that was drawn for it, or sent
     models:      of its parts, in order
     seconds:     for which it is kept once nothing more of it is computed
+    secret:      signs the ids of its events
     """
 
     id: str = ""
@@ -342,6 +345,7 @@ class Kept:
     seed: int | None
     models: tuple[ModelRef, ...] = ()
     seconds: float
+    secret: bytes = field(default_factory=partial(token_bytes, 16), repr=False)
 
     @property
     def num_parts(self) -> int:

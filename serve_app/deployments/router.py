@@ -43,7 +43,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays, ReplaySettings
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.patience import begin
-from serve_app.router.published_sources import FileSource
+from serve_app.router.published_sources import FileSource, Source
 from serve_app.router.publishing import Publishing
 from serve_app.router.quotas import Quotas
 from serve_app.router.rollouts import Rollouts
@@ -56,6 +56,8 @@ from serve_app.tenants.published import DEFAULT_FILE, PublishedFile
 
 GC_THRESHOLD = (50_000, 20, 50)
 """For a crowd's open requests: Python's own threshold has the router look through all of them for seconds on end."""
+INFORMED_WITHIN_S, LOOK_S = 10.0, 0.05
+"""How long a new router waits for keys and models before it takes requests, and between two looks at them."""
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 
 
@@ -117,6 +119,7 @@ class RouterReplica:
         self._writing: list[asyncio.Task[None]] = []
         if self._accounting is not None:
             self._writing += [begin(self._accounting.quotas.run()), begin(self._accounting.ledger_writer.run())]
+        await until_informed(source, discovery, self._fleet)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._hot_app
@@ -256,6 +259,23 @@ class RouterReplica:
             self._batching = begin(self._batch_worker.run())
         self._batch_worker.router, self._batch_worker.answer = router, answer
         return Batches(ask=accounts.batches, files=self._files)
+
+
+async def until_informed(
+    source: Source, discovery: Discovery, fleet: Fleet, *, within_s: float = INFORMED_WITHIN_S
+) -> None:
+    """Wait until keys, published adapters and every model that runs are known.
+
+    A router that took requests before would refuse what others serve. After `within_s` it takes them all the same.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not _is_informed(source, discovery, fleet):  # noqa: ASYNC110 - of three owners, who tell nobody
+                await asyncio.sleep(LOOK_S)
+
+
+def _is_informed(source: Source, discovery: Discovery, fleet: Fleet) -> bool:
+    return source.published is not None and discovery.running is not None and discovery.running <= fleet.cards.keys()
 
 
 def run_settings(settings: RouterSettings) -> RunSettings:

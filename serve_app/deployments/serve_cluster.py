@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,7 +25,7 @@ MODEL_DEPLOYMENT = "Model"
 GREETING_TIMEOUT_S = 1.5
 SCALES_S = 2.0
 """Between two questions for the replicas of all models: the answer is long, and looks may be seven a second."""
-STARTING, DRAINING = {"STARTING", "UPDATING", "RECOVERING"}, {"STOPPING"}
+STARTING, DRAINING, RUNNING = {"STARTING", "UPDATING", "RECOVERING"}, {"STOPPING"}, {"RUNNING"}
 
 COMING = {ApplicationStatus.NOT_STARTED, ApplicationStatus.DEPLOYING}
 FAILED = ApplicationStatus.DEPLOY_FAILED
@@ -43,6 +43,7 @@ class ServeCluster:
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._running: set[str] = set()
         self._scales: dict[str, Scale] = {}
+        self._num_running: dict[str, int] = {}
         self._args: dict[str, dict[str, Any]] = {}
         self._scales_at = -math.inf
         self._is_deleted = False
@@ -58,10 +59,16 @@ class ServeCluster:
         if time.monotonic() - self._scales_at > SCALES_S:
             found = await asyncio.to_thread(deployed, MODEL_DEPLOYMENT)
             self._scales = {name: _scale(wanted, states) for name, (wanted, states, _) in found.items()}
+            self._num_running = {name: _num_in(RUNNING, states) for name, (_, states, _) in found.items()}
             self._args = {name: args for name, (_, _, args) in found.items()}
             self._scales_at = time.monotonic()
         models = {
-            name: _deployed(name, overview.app_status.status, self._scales.get(name))
+            name: _deployed(
+                name,
+                overview.app_status.status,
+                scale=self._scales.get(name),
+                num_running=self._num_running.get(name, 0),
+            )
             for name, overview in overviews.items()
             if name != self._own_application and _may_have_a_model(overview)
         }
@@ -104,15 +111,18 @@ class ServeCluster:
         return RayBackend(self._handles[application], replica_id)
 
 
-def _deployed(name: str, status: ApplicationStatus, scale: Scale | None) -> Deployed:
+def _deployed(name: str, status: ApplicationStatus, *, scale: Scale | None, num_running: int) -> Deployed:
     has_failed = status is FAILED
     is_coming = not has_failed and status is not ApplicationStatus.DELETING
-    return Deployed(model=name, is_coming=is_coming, has_failed=has_failed, scale=scale)
+    return Deployed(model=name, is_coming=is_coming, has_failed=has_failed, scale=scale, num_running=num_running)
 
 
 def _scale(wanted: int, states: Sequence[str]) -> Scale:
-    starting, draining = (sum(each in kinds for each in states) for kinds in (STARTING, DRAINING))
-    return Scale(wanted=wanted, starting=starting, draining=draining)
+    return Scale(wanted=wanted, starting=_num_in(STARTING, states), draining=_num_in(DRAINING, states))
+
+
+def _num_in(kinds: Collection[str], states: Sequence[str]) -> int:
+    return sum(each in kinds for each in states)
 
 
 def _may_have_a_model(overview: Any) -> bool:

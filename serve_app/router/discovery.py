@@ -45,12 +45,14 @@ class Deployed:
     is_coming:  it is ready or may become so
     has_failed: its deployment has failed; what is neither is being deleted
     scale:      its replicas; None where nobody has told yet
+    num_running: those of its replicas that take requests
     """
 
     model: str
     is_coming: bool
     has_failed: bool = False
     scale: Scale | None = None
+    num_running: int = 0
 
 
 class Cluster(Protocol):
@@ -99,6 +101,7 @@ class Discovery:
     """Owns the ways to the replicas of each application; tells the fleet of every difference.
 
     on_deleted: called with every look from the one on which finds the router's own application going
+    running: models of which a replica took requests at the last look; None before the cluster has told its applications
     """
 
     def __init__(
@@ -113,7 +116,8 @@ class Discovery:
         self._asleep: set[str] = set()
         self._heard: dict[str, int] = {}
         self._is_something_missing = True
-        self._deployed: Mapping[str, Deployed] = {}
+        self.running: frozenset[str] | None = None
+        self._deployed: Mapping[str, Deployed] | None = None
         self._asking: asyncio.Task[Mapping[str, Deployed]] | None = None
         self._is_hurried = asyncio.Event()
 
@@ -157,6 +161,8 @@ class Discovery:
             each.is_coming and application not in self._asleep and not self._known.get(application)
             for application, each in deployed.items()
         )
+        if self._deployed is not None:
+            self.running = frozenset(each.model for each in deployed.values() if each.num_running)
 
     async def _applications(self) -> Mapping[str, Deployed]:
         """Every application, as last told where the cluster does not answer: leases end if nobody greets meanwhile."""
@@ -168,7 +174,7 @@ class Discovery:
             logger.warning("the cluster could not be asked for its applications; what was known stays: %r", error)
         if self._asking.done():
             self._asking = None
-        return self._deployed
+        return self._deployed or {}
 
     async def _look_at(self, application: str, model: str) -> None:
         known = self._known.setdefault(application, {})

@@ -4,7 +4,8 @@ An id has an entry for each choice, between commas, of those up to the last one 
 characters of text that 14 tokens gave, as the engine told them, and not as they are shown; `57.14.13` are 13 entries of
 log-probabilities, too. Behind an `e` the choice has ended, but for as many events as a number there says. A number
 behind `~` counts events behind the last choice. So an id means the same to every router, however each of them makes
-events of what it is told.
+events of what it is told. Behind an `@` it is signed with the stream's secret, as the ledger goes by what a client has:
+tokens of a prompt that was lost count again, but for those that the client was sent.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import Protocol
 
 from serve_app.api.error_text import shown
@@ -20,17 +23,16 @@ from serve_app.core.progress import Place, before, behind
 from serve_app.router.inbox import Event
 
 NAME = "Last-Event-ID"
-ENTRY = re.compile(r"(?:(\d{1,9})(?:\.(\d{1,9})(?:\.(\d{1,9}))?)?(?:(e)(\d{1,2})?)?)?", re.ASCII)
-BEHIND = re.compile(r"\d{1,2}", re.ASCII)
-MAX_CHARS = 1 << 16
+ENTRY = re.compile(r"(\d+)(?:\.(\d+)(?:\.(\d+))?)?(?:(e)(\d+)?)?")
 MAX_CHOICES = 128
 """Each event tells of every choice; so streams of more choices have no ids, and are fetched from their beginning."""
 
 
 class Places:
-    """Writes the ids of one response's events."""
+    """Writes the ids of one response's events. secret: of the stream"""
 
-    def __init__(self, num_choices: int) -> None:
+    def __init__(self, num_choices: int, secret: bytes) -> None:
+        self._secret = secret
         self._at: list[Place] = [(0, 0, 0)] * num_choices
         self._entries = [""] * num_choices
 
@@ -54,7 +56,13 @@ class Places:
             entries = [*entries]
             entries[index] += str(num_left)
         text = ",".join(entries).rstrip(",")
-        return f"id: {text}~{num_behind}\n".encode() if num_behind else f"id: {text}\n".encode()
+        return b"id: %s\n" % signed(f"{text}~{num_behind}" if num_behind else text, self._secret)
+
+
+def signed(text: str, secret: bytes) -> bytes:
+    """Return a place as an id that nobody else can write."""
+    place = text.encode()
+    return b"%s@%s" % (place, blake2b(place, key=secret, digest_size=8).hexdigest().encode())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,16 +87,16 @@ class Seen:
         return {index: each.place[0] for index, each in self.choices.items()}
 
 
-def read_places(text: str, num_choices: int) -> Seen:
-    """Read a `Last-Event-ID`; "" is from the beginning. Raises InvalidRequest."""
-    of_choices, mark, of_tail = text.partition("~")
-    entries = [ENTRY.fullmatch(each) for each in of_choices.split(",", num_choices)] if len(text) <= MAX_CHARS else []
-    if not (0 < len(entries) <= num_choices) or None in entries or (mark and not BEHIND.fullmatch(of_tail)):
+def read_places(text: str, secret: bytes) -> Seen:
+    """Read the `Last-Event-ID` of a stream with this secret. Raises InvalidRequest for what no router has written."""
+    place = text.partition("@")[0]
+    if not compare_digest(signed(place, secret), text.encode()):
         must = "be the id of an event of this stream, or be left out for all of it"
         raise InvalidRequest.refusing(NAME, must=must, found=shown(text))
+    of_choices, _, of_tail = place.partition("~")
     choices = {}
-    for index, found in enumerate(entries):
-        if found is not None and found[0]:
+    for index, entry in enumerate(of_choices.split(",")):
+        if (found := ENTRY.fullmatch(entry)) is not None:
             chars, tokens, logprobs = (int(each or 0) for each in found.groups()[:3])
             choices[index] = _Choice(
                 place=(tokens, chars, logprobs), has_ended=bool(found[4]), num_left=int(found[5] or 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import ApplicationStatus
 
-from serve_app.core.cards import ModelCard
+from serve_app.core.cards import ModelCard, Scale
 from serve_app.deployments import serve_cluster
 from serve_app.deployments.serve_cluster import MODEL_DEPLOYMENT, ServeCluster
 
@@ -25,18 +26,30 @@ class WithoutReplicas:
         raise DeploymentUnavailableError(None)
 
 
-async def asleep(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]) -> ModelCard | None:
-    """As a router hears of the model `demo` with these arguments, of which Serve keeps no replica."""
+def deploy(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any], *, states: Sequence[str] = ()) -> None:
+    """Have Serve tell of the model `demo` with these arguments, and with replicas in these states."""
     status = SimpleNamespace(status=ApplicationStatus.RUNNING)
     overview = SimpleNamespace(name="demo", app_status=status, deployment_statuses=[SimpleNamespace(name="Model")])
     monkeypatch.setattr(serve_cluster, "application_overviews", lambda: [overview])
-    monkeypatch.setattr(serve_cluster, "deployed", lambda deployment: {"demo": (0, [], args)})
+    monkeypatch.setattr(serve_cluster, "deployed", lambda deployment: {"demo": (len(states), states, args)})
+
+
+async def asleep(monkeypatch: pytest.MonkeyPatch, args: dict[str, Any]) -> ModelCard | None:
+    """As a router hears of the model `demo` with these arguments, of which Serve keeps no replica."""
+    deploy(monkeypatch, args)
     monkeypatch.setattr(serve_cluster, "may_sleep", lambda application, deployment: deployment == MODEL_DEPLOYMENT)
     monkeypatch.setattr(serve, "get_deployment_handle", lambda *name: WithoutReplicas())
     monkeypatch.setattr(serve_cluster, "by_value", lambda handle: handle)
     cluster = ServeCluster("router")
     await cluster.applications()
     return (await cluster.greet("demo", "router-0", {})).asleep
+
+
+async def test_replicas_that_load_or_drain_take_no_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = ["RUNNING", "STARTING", "RUNNING", "STOPPING", "RECOVERING"]
+    deploy(monkeypatch, {}, states=states)
+    found = (await ServeCluster("router").applications())["demo"]
+    assert (found.num_running, found.scale) == (2, Scale(wanted=5, starting=2, draining=1))
 
 
 @pytest.mark.parametrize(

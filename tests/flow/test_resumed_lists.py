@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from serve_app.core.cards import Scale
 from serve_app.core.tenants import Meter
+from serve_app.router.places import signed
 from tests.fakes import FakeBackend, settle
 from tests.flow.bookkeeping import TENANTS, FakeAccounts, House, backend, house
 from tests.flow.test_ledger import accounts, sums  # noqa: F401
@@ -63,7 +64,8 @@ async def test_a_prompt_of_a_list_that_was_lost_is_computed_anew_and_counts_once
     lost.die(ConnectionError("gone"))
     second.fleet.remove("r1")
     of_lost = one.submissions[0][0].prompt_index == 0
-    headers = KEY | {"last-event-id": ",".join([f"{7 * seen}.{seen}"] * 2)} if seen else KEY
+    place = ",".join([f"{7 * seen}.{seen}"] * 2)
+    headers = KEY | ({"last-event-id": signed(place, kept_of(one).secret).decode()} if seen else {})
     get = second.client.get(f"/v1/completions/{named}", headers=headers)
     [answer] = await stepped(one, asyncio.create_task(get))
     rest = [f" p{part}s0w{{}}" for part in range(2)]

@@ -98,9 +98,13 @@ async def test_a_stream_is_for_the_key_that_asked_for_it(client: httpx.AsyncClie
     assert (await client.head(f"/v1/completions/{named}")).status_code == 405
 
 
-@pytest.mark.parametrize("last_id", ["x", "1.2.3.4", "5,5", "5~", "-1", "5" * 20, "5" * 100_000, "5~x", "٣"])
-async def test_what_is_no_id_of_the_stream_is_refused(client: httpx.AsyncClient, last_id: str) -> None:
-    first = await client.post("/v1/completions", json=ASKED)
+@pytest.mark.law("Exactly once")
+@pytest.mark.parametrize("last_id", ["x", "99.{0}", "{1}", "{1}@", "{0}@", "{1}@{0}@{0}", "5" * 100_000, "٣"])
+async def test_an_id_that_no_router_has_written_is_refused(client: httpx.AsyncClient, last_id: str) -> None:
+    """Else a client could say that it was sent, and pays, more of a lost prompt than it was."""
+    first = await client.post("/v1/completions", json=ASKED, headers=EVENTS)
+    place, _, signature = first.text.split("\n")[0].removeprefix("id: ").partition("@")
+    last_id = last_id.format(f"{place}@{signature}", place)
     named = first.text.split('"id":"')[1].split('"')[0]
     refused = await client.get(f"/v1/completions/{named}", headers={"last-event-id": last_id.encode()})  # type: ignore[dict-item]
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Last-Event-ID")

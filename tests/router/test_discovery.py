@@ -54,6 +54,7 @@ class TownCluster:
         self.coming = dict.fromkeys(applications, True)
         self.failed: set[str] = set()
         self.scales: dict[str, Scale] = {}
+        self.num_running: dict[str, int] = {}
         self.alive: set[str] = set()
         self.hellos: list[str] = []
         self.is_deleted = False
@@ -61,7 +62,11 @@ class TownCluster:
     async def applications(self) -> Mapping[str, Deployed]:
         return {
             name: Deployed(
-                model=name, is_coming=self.coming[name], has_failed=name in self.failed, scale=self.scales.get(name)
+                model=name,
+                is_coming=self.coming[name],
+                has_failed=name in self.failed,
+                scale=self.scales.get(name),
+                num_running=self.num_running.get(name, 0),
             )
             for name in self.answers
         }
@@ -231,6 +236,21 @@ async def test_what_was_known_stays_and_is_greeted_where_the_cluster_cannot_be_a
     is_back.set()
     await discovery.look()
     assert set(table.backends) == {"a", "b", "o"}
+
+
+async def test_which_models_run_is_known_once_the_cluster_has_told_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreachable() -> Mapping[str, Deployed]:
+        raise ConnectionError
+
+    cluster = TownCluster(demo=seen("a"), loads=seen())
+    cluster.num_running = {"demo": 2}
+    discovery, _ = discovery_of(cluster)
+    with monkeypatch.context() as patched:
+        patched.setattr(cluster, "applications", unreachable)
+        await discovery.look()
+    assert discovery.running is None
+    await discovery.look()
+    assert discovery.running == {"demo"}
 
 
 async def test_the_router_hears_of_its_own_end() -> None:
