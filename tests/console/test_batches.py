@@ -37,7 +37,7 @@ def served(house: BatchHouse, nodes: list[Node]) -> Iterator[Served]:
     @asynccontextmanager
     async def built() -> AsyncIterator[ASGIApp]:
         nodes.append(Node(house, [backend()]))
-        yield nodes[0].transport.app  # type: ignore[misc]
+        yield nodes[0].transport.app
         await nodes[0].kill()
 
     made = Served(built)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 
 from serve_app.core.prompt import ImageCard
 from serve_app.core.request import GenerationRequest
@@ -48,14 +48,15 @@ def sent_by(page: Page, button: str) -> list[dict[str, Any]]:
     with page.expect_request("**/v1/chat/completions") as asked:
         page.get_by_role("button", name=button, exact=True).click()
     expect(page.locator("#summary")).to_contain_text("written, in")
-    messages: list[dict[str, Any]] = asked.value.post_data_json["messages"]
+    body: Any = asked.value.post_data_json
+    messages: list[dict[str, Any]] = body["messages"]
     return messages
 
 
 def test_images_are_sent_with_the_message_shown_small_and_not_kept(served: Served, new_page: NewPage) -> None:
     page = new_page(served.url)
     chat(page)
-    files = [{"name": name, "mimeType": "image/png", "buffer": IMAGE} for name in ("one.png", "two.png")]
+    files = [FilePayload(name=name, mimeType="image/png", buffer=IMAGE) for name in ("one.png", "two.png")]
     page.get_by_label("Images").first.set_input_files(files)
     page.get_by_role("button", name="Remove one.png").click()
     expect(page.get_by_role("img", name="two.png")).to_have_attribute("width", "64")
