@@ -22,6 +22,13 @@ CALL = ["<tool_call>", '{"name": "get_weather", ', '"arguments": {"city": "Rome"
 IMAGE = file_of(picture(1))
 
 
+DROP = """(message, bytes) => {
+  const dataTransfer = new DataTransfer();
+  dataTransfer.items.add(new File([new Uint8Array(bytes)], "two.png", { type: "image/png" }));
+  message.dispatchEvent(new DragEvent("drop", { dataTransfer, cancelable: true }));
+}"""
+
+
 def recited(request: GenerationRequest, sample: int) -> list[str]:
     """A call where a tool is shown and has not answered."""
     source = "" if request.conversation is None else request.conversation.source
@@ -56,8 +63,8 @@ def sent_by(page: Page, button: str) -> list[dict[str, Any]]:
 def test_images_are_sent_with_the_message_shown_small_and_not_kept(served: Served, new_page: NewPage) -> None:
     page = new_page(served.url)
     chat(page)
-    files = [FilePayload(name=name, mimeType="image/png", buffer=IMAGE) for name in ("one.png", "two.png")]
-    page.get_by_label("Images").first.set_input_files(files)
+    page.locator("#images").set_input_files(FilePayload(name="one.png", mimeType="image/png", buffer=IMAGE))
+    page.locator("#message").evaluate(DROP, list(IMAGE))
     page.get_by_role("button", name="Remove one.png").click()
     expect(page.get_by_role("img", name="two.png")).to_have_attribute("width", "64")
     page.get_by_label("Message", exact=True).fill("What is it?")

@@ -185,8 +185,8 @@ def test_a_reload_keeps_the_form_and_earlier_requests_come_back(demo: Served, ne
     with page.expect_download() as download:
         page.get_by_role("button", name="Save as Markdown").click()
     document = Path(download.value.path()).read_text()
-    asked, answered = "**prompt**\n```\nThe cat\n```", f"## demo:pirate\n\n**answer** (length reached)\n```\n{wrote}"
-    for part in ('* top_k: "5"', asked, answered):
+    answered = f"## demo:pirate\n\n**answer** ({saved['answers'][0]['end']})\n```\n{wrote}\n```"
+    for part in ('* top_k: "5"', "**prompt**\n```\nThe cat\n```", answered):
         assert part in document
 
 

@@ -11,13 +11,18 @@ export class Images {
     const [input, message] = [byId("images"), byId("message")];
     input.addEventListener("change", async () => (await this.take(input.files), (input.value = "")));
     message.addEventListener("paste", (event) => this.takeFrom(event, event.clipboardData));
+    message.addEventListener("dragover", (event) => this.isOffered && event.dataTransfer.types.includes("Files") && event.preventDefault());
     message.addEventListener("drop", (event) => this.takeFrom(event, event.dataTransfer));
+  }
+
+  /** Whether a chosen model takes any. */
+  get isOffered() {
+    return !byId("images").closest(".field").hidden;
   }
 
   /** Parts of a message, one for each image. */
   get parts() {
-    const isOffered = !byId("images").closest(".field").hidden;
-    return isOffered ? this.chosen.map(({ url }) => ({ type: "image_url", image_url: { url } })) : [];
+    return this.isOffered ? this.chosen.map(({ url }) => ({ type: "image_url", image_url: { url } })) : [];
   }
 
   clear() {
@@ -26,7 +31,7 @@ export class Images {
   }
 
   takeFrom(event, given) {
-    if (byId("images").closest(".field").hidden || !given?.files.length) return;
+    if (!this.isOffered || !given?.files.length) return;
     event.preventDefault();
     void this.take(given.files);
   }
