@@ -101,6 +101,9 @@ OWNER = "serve_app"
 SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
+Capability = Literal["completion", "chat", "tools", "vision"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelEntry:
     """One name that a client may send as `model`.
@@ -111,6 +114,7 @@ class ModelEntry:
     version: digest of an adapter's files, which `base:adapter@version` pins; None of anything else
     default_sampling: sampling that the model's folder recommends, for dialects that take it from there
     engine: what computes it;  lacks: what this engine cannot do for a request
+    capabilities: what may be sent to it: chats, tools in them, images
     """
 
     id: str
@@ -125,6 +129,7 @@ class ModelEntry:
     weights: Mapping[str, float] | None = None
     engine: EngineName = "own"
     lacks: tuple[str, ...] = ()
+    capabilities: tuple[Capability, ...] = ("completion",)
 
 
 def list_models(cards: Iterable[ModelCard], aliases: Mapping[str, Mapping[ModelRef, float]]) -> list[ModelEntry]:
@@ -198,7 +203,19 @@ def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> Mode
         default_sampling=dict(card.default_sampling),
         engine=card.engine,
         lacks=card.capabilities.lacks,
+        capabilities=_capabilities(card),
     )
+
+
+def _capabilities(card: ModelCard) -> tuple[Capability, ...]:
+    """Return what may be sent to a model, as its template and its vision encoder allow."""
+    found: dict[Capability, bool] = {
+        "completion": True,
+        "chat": bool(card.chat_template or card.tool_template),
+        "tools": bool(card.template_for(has_tools=True)) and card.tool_prompt in ("template", "prompt"),
+        "vision": card.images is not None and card.images.takes_images,
+    }
+    return tuple(name for name, can in found.items() if can)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

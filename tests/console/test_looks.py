@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from serve_app.core.ledger import Row
 from tests.console.conftest import NewPage
 from tests.console.served import Served
 from tests.flow.house import House
@@ -52,6 +54,9 @@ def test_every_section_is_for_everybody(demo: Served, new_page: NewPage, screen:
     expect(page.locator("#problem")).to_contain_text("param: temperature")
     check(page, "refused")
     page.get_by_text("Chat", exact=True).click()
+    page.locator("#tools summary").click()
+    page.get_by_role("button", name="Add a function").click()
+    page.get_by_text("Earlier requests").click()
     check(page, "chat")
     for name, sign in (("Models", "#model-list table"), ("Live", "#replicas table")):
         page.get_by_role("link", name=name, exact=True).click()
@@ -68,13 +73,41 @@ def test_signing_in_and_administering_is_for_everybody(
     check(page, "signing in")
     page.locator("#key").fill(house.admin)
     page.get_by_role("button", name="Sign in").click()
+    now = time.time()
+    row = Row(id="r", tenant="acme", key_id="k", request_id="r", model="tiny", at=now, completion_tokens=5)
+    house.admin_service.ledger.record([row], [], now)
     page.get_by_role("link", name="Access").click()
     page.locator("#tenant-name").fill("acme")
     page.get_by_role("button", name="Add a tenant").click()
     expect(page.locator("#tenants")).to_contain_text("acme")
     page.get_by_role("button", name="Make a key").click()
     expect(page.locator("#new-key")).to_be_visible()
+    expect(page.locator("#usage-bars rect")).to_have_count(1)
     check(page, "access")
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_batches_are_for_everybody(guarded: Served, house: House, new_page: NewPage, screen: str) -> None:
+    page = new_page(guarded.url, bypass_csp=True, **SCREENS[screen])
+    page.locator("#key").fill(house.key("acme")["authorization"].removeprefix("Bearer "))
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("link", name="Batches").click()
+    page.locator("#batch-file").set_input_files({"name": "a.jsonl", "mimeType": "text/plain", "buffer": b"{}"})
+    page.get_by_role("button", name="Send", exact=True).click()
+    expect(page.locator("#batch-list")).to_contain_text("validating")
+    check(page, "batches")
+
+
+def test_the_description_has_an_index_in_which_words_are_found(demo: Served, new_page: NewPage) -> None:
+    page = new_page(demo.url)
+    page.goto(f"{demo.url}/docs")
+    link = page.get_by_role("link", name="POST /v1/completions", exact=True)
+    expect(link).to_be_visible()
+    page.get_by_label("Find").fill("dynatemp_range")
+    expect(page.locator("#found")).to_have_text(f"{page.locator('nav a:visible').count()} found")
+    expect(link).to_be_hidden()
+    page.get_by_role("link", name="NativeRequest").click()
+    expect(page.locator("#nativerequest td", has_text="dynatemp_range").first).to_be_visible()
 
 
 def test_colours_follow_the_system_and_change_with_it(demo: Served, new_page: NewPage) -> None:

@@ -174,7 +174,7 @@ def test_a_reload_keeps_the_form_and_earlier_requests_come_back(demo: Served, ne
     expect(page.get_by_label("demo:pirate", exact=True)).to_be_checked()
     assert page.get_by_label("Prompt", exact=True).input_value() == "Another"
     assert page.get_by_label("top_k", exact=True).input_value() == "5"
-    page.get_by_text("Earlier requests of this tab").click()
+    page.get_by_text("Earlier requests").click()
     page.locator("#past-list button").click()
     assert answer_of(page, "demo:pirate").locator(".text").text_content() == wrote
     assert page.get_by_label("Prompt", exact=True).input_value() == "The cat"
@@ -182,6 +182,12 @@ def test_a_reload_keeps_the_form_and_earlier_requests_come_back(demo: Served, ne
         page.get_by_role("button", name="Save as JSON").click()
     [saved] = json.loads(Path(download.value.path()).read_text())
     assert saved["answers"][0]["text"] == wrote
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as Markdown").click()
+    document = Path(download.value.path()).read_text()
+    answered = f"## demo:pirate\n\n**answer** ({saved['answers'][0]['end']})\n```\n{wrote}\n```"
+    for part in ('* top_k: "5"', "**prompt**\n```\nThe cat\n```", answered):
+        assert part in document
 
 
 def test_enter_sends_a_chat_and_markdown_is_shown_as_elements(
@@ -196,12 +202,19 @@ def test_enter_sends_a_chat_and_markdown_is_shown_as_elements(
     assert page.locator("#summary").text_content() == ""
     page.get_by_label("Message", exact=True).press("Enter")
     expect(page.locator("#summary")).not_to_be_empty()
-    source = "# Head\n\n- one **bold**\n- `two`\n\n```py\na < b\n```\nend *soft* <i>x</i>"
+    source = (
+        "# Head\n\n- one **bold**\n- `two`\n  1. inner\n\n```py\na < b\n```\nend *soft* ~~old~~ <i>x</i>\n\n"
+        "| a | b |\n|---|---|\n| 1 | <b>2</b> |\n\n---\n> said\n\n[a](javascript:alert(1)) ![b](x)" + "\n" + ">" * 9999
+    )
     show = "async (text) => document.body.append(...(await import('./console/markdown.js')).markdown(text))"
     page.evaluate(show, source)
-    for kind, text in (("h4", "Head"), ("strong", "bold"), ("li code", "two"), ("pre code", "a < b"), ("em", "soft")):
-        expect(page.locator(f"body > {kind}, body > * > {kind}, body > ul {kind}").first).to_have_text(text)
-    assert page.locator("body i").count() == 0
+    shown = page.locator("body")
+    for kind, text in {
+        "> h4": "Head", "> ul strong": "bold", "> ul code": "two", "> ul li ol li": "inner", "> pre code": "a < b",
+        "> p em": "soft", "> p del": "old", "> div td:last-child": "<b>2</b>", "> hr": "", "> blockquote > p": "said",
+    }.items():  # fmt: skip
+        expect(shown.locator(f":scope {kind}").first).to_have_text(text)
+    assert shown.locator("i, td b, > p a, > p img").count() == 0
 
 
 def test_every_parameter_of_the_contract_can_be_added_with_its_range(demo: Served, new_page: NewPage) -> None:

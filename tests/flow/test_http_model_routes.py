@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from serve_app.core.cards import TokenizerCard
+from serve_app.core.prompt import ImageCard
 from serve_app.http.app import build_app
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
@@ -162,6 +163,30 @@ async def test_the_tokenizer_tells_its_special_tokens_and_the_usual_ones_that_it
         "pad_token": None, "unk_token": None, "im_end": "<e>", "chat_template": "{{ messages }}",
     }  # fmt: skip
     assert (await client.get("/tokenizer_info?model=nobody")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "capabilities"),
+    [
+        ({}, ["completion", "chat", "tools"]),
+        ({"chat_template": ""}, ["completion"]),
+        ({"tool_prompt": "refuse"}, ["completion", "chat"]),
+        ({"tool_prompt": "prompt", "images": ImageCard()}, ["completion", "chat", "tools", "vision"]),
+        ({"images": ImageCard(reason="it has no encoder")}, ["completion", "chat", "tools"]),
+    ],
+)
+async def test_a_listed_model_tells_what_may_be_sent_to_it(change, capabilities):
+    card = replace(model_card("tiny", adapter_card("sql")), chat_template="{{ messages }}")
+    backend = FakeBackend(replica_card("r0", replace(card, **change)))
+    fleet = Fleet("router-0", aliases={"fast": "tiny:sql"})
+    fleet.put(backend.card, backend)
+    transport = httpx.ASGITransport(build_app(Router(fleet)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        listed = (await client.get("/v1/models")).json()["data"]
+    assert {each["id"]: each["capabilities"] for each in listed} == dict.fromkeys(
+        ("tiny", "tiny:sql", "fast"), capabilities
+    )
+    await fleet.close()
 
 
 async def test_usable_adapters_are_listed_by_the_number_that_requests_use(client):

@@ -1,8 +1,9 @@
-// Tenants, keys and usage: for administrators those of all, for any other key its own usage.
+// Tenants and keys, for administrators; for any other key its own usage alone.
 
-import { byId, copy, count, empty, make, table } from "./dom.js";
+import { byId, copy, count, empty, make, removal, table } from "./dom.js";
 import { show } from "./problems.js";
 import { Refused, ask } from "./service.js";
+import { Usage } from "./usage.js";
 
 const day = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "–");
 
@@ -13,6 +14,7 @@ export class Access {
     byId("key-scopes").replaceChildren(
       ...scopes.map((scope) => make("label", {}, make("input", { type: "checkbox", value: scope, checked: scope === "infer" }), scope)),
     );
+    this.usage = new Usage((act) => this.attempt(act));
     this.change = document.components.schemas.TenantChange.properties;
     byId("edit-tenant").addEventListener("submit", (event) => this.submit(event, () => this.saveTenant()));
     byId("edit-cancel").addEventListener("click", () => (byId("edit-tenant").hidden = true));
@@ -24,7 +26,7 @@ export class Access {
     byId("access-problem").replaceChildren();
     const isAdmin = await this.showAll();
     for (const section of document.querySelectorAll("[data-needs=admin]")) section.hidden = !isAdmin;
-    await this.attempt(() => this.showUsage(isAdmin));
+    await this.attempt(() => this.usage.refresh(isAdmin));
   }
 
   /** Whether the key may see tenants and keys, which are shown then. */
@@ -40,23 +42,6 @@ export class Access {
     }
   }
 
-  async showUsage(isAdmin) {
-    const by = isAdmin ? "tenant,model,day" : "model,day";
-    const rows = (await ask(`${isAdmin ? "admin" : "v1"}/usage?by=${by}`)).data;
-    const columns = [
-      ...(isAdmin ? [["tenant", (row) => row.tenant]] : []),
-      ["model", (row) => make("code", {}, row.model)],
-      ["day", (row) => row.day],
-      ["requests", (row) => count(row.requests), true],
-      ["prompt tokens", (row) => count(row.prompt_tokens), true],
-      ["of these cached", (row) => count(row.cached_tokens), true],
-      ["written tokens", (row) => count(row.completion_tokens), true],
-      ["engine seconds", (row) => row.engine_seconds.toFixed(1), true],
-      ["cost", (row) => row.cost.toFixed(4), true],
-    ];
-    byId("usage").replaceChildren(rows.length ? table("Usage", columns, rows) : empty("Nothing was used yet. A request shows up here a moment after it has ended."));
-  }
-
   showTenants(tenants) {
     const columns = [
       ["name", (each) => each.name],
@@ -64,7 +49,7 @@ export class Access {
       ["weight", (each) => String(each.weight), true],
       ["class", (each) => each.priority],
       ["limits", (each) => limitsOf(each)],
-      ["", (each) => make("span", {}, this.editing(each), this.removal(`Remove ${each.name}`, "Remove", "It loses all its keys", () => ask(pathOf(each.name), { method: "DELETE" })))],
+      ["", (each) => make("span", {}, this.editing(each), removal(`Remove ${each.name}`, "Remove", "It loses all its keys", () => this.remove(pathOf(each.name))))],
     ];
     byId("tenants").replaceChildren(tenants.length ? table("Tenants", columns, tenants) : empty("There is no tenant yet. Add the first one below."));
     byId("key-tenant").replaceChildren(...tenants.map((each) => make("option", { value: each.name }, each.name)));
@@ -74,16 +59,16 @@ export class Access {
     return make("button", { type: "button", class: "small", "aria-label": `Edit ${tenant.name}`, click: () => this.edit(tenant) }, "Edit");
   }
 
-  /** Opens the form with what the tenant has: its weight, class, models and limits. */
+  /** Opens the form with what the tenant has: its weight, class, models and limits, those of one request first. */
   edit(tenant) {
     this.edited = tenant.name;
     byId("edit-title").textContent = `Edit ${tenant.name}`;
-    const limits = Object.keys(this.change.limits.properties);
+    const limits = { max_n: tenant.max_n, max_tokens: tenant.max_tokens, ...tenant.limits };
     byId("edit-fields").replaceChildren(
       field("weight", make("input", { type: "number", step: "any", value: tenant.weight, min: this.change.weight.minimum, max: this.change.weight.maximum })),
       field("priority", make("select", {}, ...this.change.priority.enum.map((value) => make("option", { value, selected: value === tenant.priority }, value)))),
       field("models", make("input", { value: tenant.models.join(", "), autocomplete: "off" })),
-      ...limits.map((name) => field(name, make("input", { type: "number", step: "any", min: 0, value: tenant.limits[name] ?? "", placeholder: "no limit" }))),
+      ...Object.entries(limits).map(([name, value]) => field(name, make("input", { type: "number", step: "any", min: 0, value: value ?? "", placeholder: "no limit" }))),
     );
     byId("edit-tenant").hidden = false;
     byId("edit-fields").querySelector("input").focus();
@@ -91,9 +76,9 @@ export class Access {
 
   async saveTenant() {
     const written = Object.fromEntries([...byId("edit-fields").querySelectorAll("input, select")].map((each) => [each.name, each.value]));
-    const { weight, priority, models, ...limits } = written;
-    const numbers = Object.fromEntries(Object.entries(limits).map(([name, value]) => [name, value === "" ? null : Number(value)]));
-    const body = { weight: Number(weight), priority, models: namesIn(models), limits: numbers };
+    const { weight, priority, models, ...bounds } = written;
+    const { max_n, max_tokens, ...limits } = Object.fromEntries(Object.entries(bounds).map(([name, value]) => [name, value === "" ? null : Number(value)]));
+    const body = { weight: Number(weight), priority, models: namesIn(models), max_n, max_tokens, limits };
     await ask(pathOf(this.edited), { method: "PATCH", body });
     byId("edit-tenant").hidden = true;
     await this.refresh();
@@ -117,23 +102,11 @@ export class Access {
     const path = `admin/keys/${encodeURIComponent(key.id)}`;
     const rotate = make("button", { type: "button", class: "small", "aria-label": `Rotate ${key.id}` }, "Rotate");
     rotate.addEventListener("click", () => this.attempt(async () => this.reveal(await ask(`${path}/rotate`, { method: "POST", body: {} }), "The old key stays good for a day.")));
-    return make("span", {}, rotate, this.removal(`Revoke ${key.id}`, "Revoke", "It is good for nothing then", () => ask(path, { method: "DELETE" })));
+    return make("span", {}, rotate, removal(`Revoke ${key.id}`, "Revoke", "It is good for nothing then", () => this.remove(path)));
   }
 
-  /** A button that asks once more before it does anything. */
-  removal(label, word, consequence, remove) {
-    const button = make("button", { type: "button", class: "small bad", "aria-label": label }, word);
-    const say = (sure, text, name) => {
-      button.dataset.sure = sure;
-      button.textContent = text;
-      button.setAttribute("aria-label", name);
-    };
-    button.addEventListener("blur", () => say("", word, label));
-    button.addEventListener("click", () => {
-      if (button.dataset.sure) return void this.attempt(async () => (await remove(), await this.refresh()));
-      say("yes", `${consequence}: press again`, `${label}. ${consequence}: press again`);
-    });
-    return button;
+  remove(path) {
+    return this.attempt(async () => (await ask(path, { method: "DELETE" }), await this.refresh()));
   }
 
   async addTenant() {
@@ -185,6 +158,6 @@ function field(name, control) {
 }
 
 function limitsOf(tenant) {
-  const set = Object.entries(tenant.limits).filter(([, value]) => value !== null);
+  const set = Object.entries({ ...tenant.limits, max_n: tenant.max_n, max_tokens: tenant.max_tokens }).filter(([, value]) => value !== null);
   return set.map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(", ") || make("span", { class: "muted" }, "none");
 }

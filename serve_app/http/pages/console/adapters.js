@@ -1,6 +1,6 @@
 // Publishes adapters: what each name means, the version before, and a form for another; for keys that may.
 
-import { byId, empty, make, table } from "./dom.js";
+import { byId, empty, make, removal, table } from "./dom.js";
 import { show } from "./problems.js";
 import { Refused, ask } from "./service.js";
 
@@ -38,7 +38,7 @@ export class Adapters {
       ["before", (each) => (each.previous ? short(each.previous.version) : "–")],
       ["published", (each) => (each.published_at ? `${new Date(each.published_at * 1000).toLocaleString()} by ${each.by}` : "in its folder")],
       ["replicas", (each) => `${each.replicas} of ${each.ready_replicas}`, true],
-      ["", (each) => make("span", {}, each.previous || each.canary ? this.action(each, "Roll back", () => this.rollBack(each)) : null, this.action(each, "Withdraw", () => this.withdraw(each)))],
+      ["", (each) => make("span", {}, each.previous || each.canary ? this.action(each, "Roll back", "The version before answers", () => this.rollBack(each)) : null, this.action(each, "Withdraw", "Nobody can use it", () => this.withdraw(each)))],
     ];
     return table("Adapters and their versions", columns, entries);
   }
@@ -52,16 +52,8 @@ export class Adapters {
     return make("span", {}, short(tried.version), ` ${+(100 * tried.share).toFixed(2)} % of requests. ${figures.join(", ")}`);
   }
 
-  /** A button that asks once more before it does anything. */
-  action(entry, word, act) {
-    const button = make("button", { type: "button", class: "small", "aria-label": `${word} ${entry.id}` }, word);
-    const say = (sure) => {
-      button.dataset.sure = sure;
-      button.textContent = sure ? "Press again" : word;
-    };
-    button.addEventListener("blur", () => say(""));
-    button.addEventListener("click", () => (button.dataset.sure ? void this.attempt(act) : say("yes")));
-    return button;
+  action(entry, word, consequence, act) {
+    return removal(`${word} ${entry.id}`, word, consequence, () => this.attempt(act));
   }
 
   async publish() {

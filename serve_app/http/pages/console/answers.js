@@ -1,17 +1,21 @@
 // One card per answer: its text as it comes, its tokens where they were asked for, how it ended.
 
-import { copy, make, seconds } from "./dom.js";
+import { byId, copy, make, seconds } from "./dom.js";
+import { picture } from "./images.js";
 import { markdown } from "./markdown.js";
+import { asCall, textOf } from "./memory.js";
 import { problem } from "./problems.js";
 import { Tokens } from "./tokens.js";
 
 const ENDS = { stop: "finished", length: "length reached", tool_calls: "calls a tool", abort: "was aborted", error: "failed" };
 
 export class Answer {
-  /** turns: of a chat, what was said before;  prompt: what a completion goes on from */
-  constructor(name, { turns = [], prompt = "" } = {}) {
+  /** turns: of a chat, what was said before;  prompt: what a completion goes on from;  reply: takes results of calls */
+  constructor(name, { turns = [], prompt = "", reply = null } = {}) {
     this.name = name;
     this.turns = turns;
+    this.reply = reply;
+    this.calls = [];
     this.isOver = false;
     this.startedAt = performance.now();
     this.firstAt = null;
@@ -26,21 +30,25 @@ export class Answer {
     this.tokens = new Tokens(name);
     const title = make("h3", {}, name);
     const copying = make("button", { type: "button", class: "small", "aria-label": `Copy what ${name} wrote` }, "Copy");
-    copying.addEventListener("click", () => copy(this.words.data, copying));
-    const said = turns.map((turn) => make("div", { class: "turn" }, make("b", {}, turn.role), turn.content));
-    const rendering = make("button", { type: "button", class: "small", "aria-pressed": "false", "aria-label": `Show what ${name} wrote as Markdown` }, "Markdown");
-    rendering.addEventListener("click", () => this.render(rendering));
-    this.footer = make("footer", {}, this.stats, make("span", { class: "buttons" }, rendering, copying));
-    this.element = make("article", { class: "panel answer", "aria-label": `Answer of ${name}` }, make("header", {}, title, this.tag), ...said, this.written, this.rendered, this.footer);
+    copying.addEventListener("click", () => copy(this.said, copying));
+    this.rendering = make("button", { type: "button", class: "small", "aria-pressed": "false", "aria-label": `Show what ${name} wrote as Markdown` }, "Markdown");
+    this.rendering.addEventListener("click", () => this.render());
+    this.called = make("div", { class: "calls" });
+    this.footer = make("footer", {}, this.stats, make("span", { class: "buttons" }, this.rendering, copying));
+    this.element = make("article", { class: "panel answer", "aria-label": `Answer of ${name}` }, make("header", {}, title, this.tag), ...turns.map(shown), this.written, this.rendered, this.called, this.footer);
+  }
+
+  /** The text, and each call in a line behind it. */
+  get said() {
+    return [this.words.data, ...this.calls.map(asCall)].filter(Boolean).join("\n");
   }
 
   /** Shows the text as Markdown, or as it is again. */
-  render(button) {
-    const isOn = this.rendered.hidden;
+  render(isOn = this.rendered.hidden) {
     this.rendered.replaceChildren(...(isOn ? markdown(this.words.data) : []));
     this.rendered.hidden = !isOn;
     this.written.hidden = isOn;
-    button.setAttribute("aria-pressed", String(isOn));
+    this.rendering.setAttribute("aria-pressed", String(isOn));
   }
 
   /** What came of a completion; offsets of tokens are characters of the whole text. */
@@ -72,6 +80,31 @@ export class Answer {
     }
   }
 
+  /** What came of a call; its name and its arguments may come in pieces. */
+  call({ index, id, function: { name = "", arguments: written = "" } }) {
+    this.begin("");
+    if (!this.calls[index]) {
+      this.calls[index] = { id, type: "function", function: { name: "", arguments: "" } };
+      this.called.append(make("pre", { tabindex: 0 }));
+    }
+    const call = this.calls[index];
+    call.function.name += name;
+    call.function.arguments += written;
+    this.called.children[index].textContent = asCall(call);
+  }
+
+  /** Asks the person what each function gave. */
+  askForResults() {
+    const fields = this.calls.map((call) => make("label", {}, `What ${call.function.name} gave`, make("textarea", { rows: 2, spellcheck: "false" })));
+    const send = make("button", { type: "submit", class: "small" }, "Send results");
+    const form = make("form", {}, ...fields, send);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.reply(this.calls.map(({ id }, at) => ({ role: "tool", tool_call_id: id, content: fields[at].querySelector("textarea").value })));
+    });
+    this.called.append(form);
+  }
+
   begin(text) {
     this.firstAt ??= performance.now();
     if (!this.isOver) this.tag.textContent = "writing";
@@ -94,6 +127,7 @@ export class Answer {
   finish(reason) {
     if (this.isOver) return;
     this.end(ENDS[reason] ?? reason, reason === "error" ? "bad" : "good");
+    if (this.reply && this.calls.length) this.askForResults();
     const number = this.tokens.tokens.length;
     const facts = [];
     const decoding = performance.now() - this.firstAt;
@@ -126,8 +160,17 @@ export class Answer {
     this.tag.className = `tag ${kind}`;
     this.text.setAttribute("aria-busy", "false");
     this.written.classList.remove("is-writing");
+    const isBare = !this.words.data && this.calls.length > 0;
+    this.render(!isBare && (byId("markdown").checked || !this.rendered.hidden));
+    this.written.hidden ||= isBare;
     if (!this.tokens.tokens.length) return;
     if (this.tokens.text === this.words.data) this.tokens.lookAtLeastLikely();
     else this.showText();
   }
+}
+
+/** A turn of a chat as it was sent. */
+function shown(turn) {
+  const images = Array.isArray(turn.content) ? turn.content.filter((part) => part.image_url) : [];
+  return make("div", { class: "turn" }, make("b", {}, turn.role), textOf(turn), ...images.map((part, at) => picture(part.image_url.url, `Image ${at + 1}`)));
 }

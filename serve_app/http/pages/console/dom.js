@@ -50,6 +50,26 @@ export function bytes(number) {
   return `${(number / 1024 ** at).toFixed(at && number / 1024 ** at < 10 ? 1 : 0)} ${units[at]}`;
 }
 
+/** A button that asks once more before it does anything. consequence: what the person is told then */
+export function removal(label, word, consequence, act) {
+  const button = make("button", { type: "button", class: "small bad", "aria-label": label }, word);
+  const say = (sure) => {
+    button.dataset.sure = sure;
+    button.textContent = sure ? `${consequence}: press again` : word;
+    button.setAttribute("aria-label", sure ? `${label}. ${consequence}: press again` : label);
+  };
+  button.addEventListener("blur", () => say(""));
+  button.addEventListener("click", () => (button.dataset.sure ? void act() : say("yes")));
+  return button;
+}
+
+/** Hands a text, or the content of a response, to the person as a file. */
+export function save(name, content, type = "text/plain") {
+  const link = make("a", { href: URL.createObjectURL(new Blob([content], { type })), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
 /** Copies a text, and says so on the button for a moment. */
 export async function copy(text, button) {
   const before = button.textContent;

@@ -2,6 +2,7 @@
 
 import { Access } from "./access.js";
 import { Adapters } from "./adapters.js";
+import { Batches } from "./batches.js";
 import { byId } from "./dom.js";
 import { Live } from "./live.js";
 import { memory } from "./memory.js";
@@ -10,11 +11,13 @@ import { Playground } from "./playground.js";
 import { show } from "./problems.js";
 import { Lost, Refused, ask, session, signals, watch } from "./service.js";
 
-const TITLES = { playground: "Playground", models: "Models", live: "Live", access: "Access" };
+const TITLES = { playground: "Playground", models: "Models", live: "Live", batches: "Batches", access: "Access" };
+const OPEN = new Set(["playground", "models", "live"]);
 const SECTIONS = [...Object.keys(TITLES), "sign-in"];
 const live = new Live();
 let playground = null;
-let access = null;
+/** Sections of a service that asks for keys. */
+let guarded = {};
 const adapters = new Adapters(() => showAll());
 
 /** Reads the service's description, which needs a key where any is asked for; then shows what was asked for. */
@@ -23,7 +26,8 @@ async function enter() {
     const document = await ask("openapi.json");
     const asksForKeys = document.security !== undefined;
     playground ??= new Playground(document);
-    access = asksForKeys ? (access ?? new Access(document)) : null;
+    if (asksForKeys && !guarded.access) guarded = { access: new Access(document), batches: new Batches(document) };
+    if (!asksForKeys) guarded = {};
     byId("version").textContent = `Version ${document.info.version}`;
     byId("sections").hidden = false;
     byId("sign-out").hidden = !session.key;
@@ -39,7 +43,7 @@ async function enter() {
 /** Shows the section that the address names; of a service that came back nothing is chosen anew. */
 async function look({ again = false } = {}) {
   const [wanted, query] = location.hash.slice(1).split("?");
-  const name = wanted in TITLES && (wanted !== "access" || access) ? wanted : "playground";
+  const name = wanted in guarded || OPEN.has(wanted) ? wanted : "playground";
   reveal(name);
   document.title = `${TITLES[name]} · serve_app`;
   if (name === "live") void live.start();
@@ -47,10 +51,10 @@ async function look({ again = false } = {}) {
   try {
     if (name === "playground") {
       const refused = await playground.refresh(again ? [] : new URLSearchParams(query).getAll("model"));
-      if (refused?.status === 403 && access && !wanted) location.replace("#access"); // a key that is for something else
+      if (refused?.status === 403 && guarded.access && !wanted) location.replace("#access"); // a key that is for something else
     }
     if (name === "models") await showAll();
-    if (name === "access") await access.refresh();
+    await guarded[name]?.refresh();
   } catch (error) {
     if (!(error instanceof Lost || error instanceof Refused)) throw error;
   }
@@ -72,8 +76,8 @@ function reveal(name) {
 function askForKey(refused) {
   live.stop();
   show("sign-in-problem", session.key ? refused : null);
-  session.key = null;
   memory.forget();
+  session.key = null;
   byId("sections").hidden = true;
   byId("sign-out").hidden = true;
   reveal("sign-in");
@@ -90,8 +94,8 @@ async function signIn(event) {
 }
 
 function signOut() {
-  session.key = null;
   memory.forget();
+  session.key = null;
   location.hash = "";
   location.reload();
 }

@@ -1,48 +1,93 @@
-// Shows a text's Markdown as elements: headings, lists, quotes, code, emphasis. All else stays the text that it is.
+// Shows a text's Markdown as elements: headings, lists, tables, quotes, code, emphasis. All else stays text.
 
 import { make } from "./dom.js";
 
-const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|__(.+?)__|\*([^\s*](?:.*?[^\s*])?)\*/s;
+const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|__(.+?)__|~~(.+?)~~|\*([^\s*](?:.*?[^\s*])?)\*/gs;
 const FENCE = /^ {0,3}(```+|~~~+)/;
-const ITEM = /^\s*(?:[-*+]|(\d{1,9})[.)])\s+(.*)$/;
+const HEADING = /^(#{1,6})\s+(.*)$/;
+const QUOTE = /^ {0,3}>\s?/;
+const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
+const ITEM = /^( *)([-*+]|(\d{1,9})[.)])\s+(.*)$/;
+const ROW = /^ *\|/;
+const UNDER_HEAD = /^\|?( *:?-+:? *\|)* *:?-+:? *\|?$/;
+const DEEPEST = 8;
+/** Of quotes and lists within each other; what is deeper is shown as text. */
 
 /** The elements of a text. Links and images stay text: nobody is led anywhere by what a model wrote. */
-export function markdown(text) {
+export function markdown(text, depth = 0) {
+  if (depth > DEEPEST) return [text];
   const lines = text.split("\n");
   const made = [];
-  while (lines.length) made.push(...block(lines));
+  while (lines.length) made.push(...block(lines, depth));
   return made;
 }
 
-function block(lines) {
+function block(lines, depth) {
   const line = lines.shift();
-  const fence = FENCE.exec(line)?.[1];
-  if (fence) return [make("pre", { tabindex: 0 }, make("code", {}, taken(lines, (each) => !each.trim().startsWith(fence), { endToo: true }).join("\n")))];
-  const heading = /^(#{1,6})\s+(.*)$/.exec(line);
-  if (heading) return [make(`h${Math.max(4, heading[1].length)}`, {}, ...inline(heading[2]))];
   if (!line.trim()) return [];
-  if (/^>\s?/.test(line)) return [make("blockquote", {}, ...markdown([line, ...taken(lines, (each) => each.startsWith(">"))].map((each) => each.replace(/^>\s?/, "")).join("\n")))];
-  const item = ITEM.exec(line);
-  if (item) {
-    const items = [line, ...taken(lines, (each) => ITEM.test(each))].map((each) => make("li", {}, ...inline(ITEM.exec(each)[2])));
-    return [item[1] ? make("ol", { start: item[1] }, ...items) : make("ul", {}, ...items)];
+  const fence = FENCE.exec(line)?.[1];
+  if (fence) {
+    const code = taken(lines, (each) => !each.trim().startsWith(fence));
+    lines.shift(); // the end of it
+    return [make("pre", { tabindex: 0 }, make("code", {}, code.join("\n")))];
   }
-  const isParagraph = (each) => each.trim() && !FENCE.test(each) && !ITEM.test(each) && !/^(#{1,6}\s|>)/.test(each);
+  const heading = HEADING.exec(line);
+  if (heading) return [make(`h${Math.max(4, heading[1].length)}`, {}, ...inline(heading[2]))];
+  if (RULE.test(line)) return [make("hr")];
+  if (QUOTE.test(line)) {
+    const quoted = [line, ...taken(lines, (each) => QUOTE.test(each))].map((each) => each.replace(QUOTE, ""));
+    return [make("blockquote", {}, ...markdown(quoted.join("\n"), depth + 1))];
+  }
+  if (ITEM.test(line)) return [list(line, lines, depth)];
+  if (line.includes("|") && UNDER_HEAD.test(lines[0]?.trim() ?? "")) return [table(line, lines)];
   return [make("p", {}, ...inline([line, ...taken(lines, isParagraph)].join("\n")))];
 }
 
-/** Takes lines off the front while they belong; with `endToo` also the one that ends them. */
-function taken(lines, belongs, { endToo = false } = {}) {
-  const found = [];
-  while (lines.length && belongs(lines[0])) found.push(lines.shift());
-  if (endToo) lines.shift();
-  return found;
+const isParagraph = (line) => line.trim() && ![FENCE, HEADING, RULE, QUOTE, ITEM, ROW].some((begins) => begins.test(line));
+
+/** Items that begin where the first does; what stands further in belongs to the item before it. */
+function list(first, lines, depth) {
+  const [, { length: indent }, , number] = ITEM.exec(first);
+  const depthOf = (line) => line.search(/\S/);
+  const belongs = (line) => (ITEM.test(line) ? depthOf(line) >= indent : line.trim() && depthOf(line) > indent);
+  const items = [];
+  for (const line of [first, ...taken(lines, belongs)]) {
+    const item = ITEM.exec(line);
+    if (item && item[1].length <= indent + 1) items.push([item[4]]);
+    else items.at(-1).push(line);
+  }
+  const made = items.map(([head, ...within]) => make("li", {}, ...inline(head), ...markdown(unindented(within), depth + 1)));
+  return number ? make("ol", { start: number }, ...made) : make("ul", {}, ...made);
+}
+
+function unindented(lines) {
+  const least = Math.min(...lines.map((line) => line.search(/\S/)));
+  return lines.map((line) => line.slice(least)).join("\n");
+}
+
+function table(head, lines) {
+  lines.shift();
+  const rows = taken(lines, (line) => line.includes("|")).map(cellsOf);
+  const row = (cells, tag) => make("tr", {}, ...cells.map((cell) => make(tag, {}, ...inline(cell))));
+  return make("div", { class: "scroller", tabindex: 0 }, make("table", {}, make("thead", {}, row(cellsOf(head), "th")), make("tbody", {}, ...rows.map((cells) => row(cells, "td")))));
+}
+
+const cellsOf = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+
+/** Takes lines off the front while they belong. */
+function taken(lines, belongs) {
+  const end = lines.findIndex((line) => !belongs(line));
+  return lines.splice(0, end < 0 ? lines.length : end);
 }
 
 function inline(text) {
-  const found = INLINE.exec(text);
-  if (!found) return [text];
-  const [whole, , code, bold, alsoBold, slanted] = found;
-  const element = code ? make("code", {}, code) : slanted ? make("em", {}, ...inline(slanted)) : make("strong", {}, ...inline(bold ?? alsoBold));
-  return [text.slice(0, found.index), element, ...inline(text.slice(found.index + whole.length))];
+  const made = [];
+  let at = 0;
+  for (const found of text.matchAll(INLINE)) {
+    const [whole, , code, bold, alsoBold, struck, slanted] = found;
+    const element = code ? make("code", {}, code) : make(slanted ? "em" : struck ? "del" : "strong", {}, ...inline(slanted ?? struck ?? bold ?? alsoBold));
+    made.push(text.slice(at, found.index), element);
+    at = found.index + whole.length;
+  }
+  return [...made, text.slice(at)];
 }

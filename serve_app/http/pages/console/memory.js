@@ -1,47 +1,76 @@
-// Keeps in this tab what was written and answered, so that a reload or a refusal loses nothing.
+// Keeps what was written in this tab, and what was asked and answered in this browser.
 
-import { byId, make } from "./dom.js";
+import { session } from "./service.js";
 
-const KEPT = "serve_app.playground";
-const MOST = 30;
+const DRAFT = "serve_app.draft";
+const PAST = "serve_app.past";
+const WHERE = "serve_app.past.where";
+const MOST = 100;
 
-/** The draft of the form and the earlier requests, the newest first. A browser without room keeps fewer. */
+/** Requests under a key are for those who have it: their name is a digest of it, of 32 bits, by FNV-1a. */
+function nameOfPast() {
+  let digest = 0x811c9dc5;
+  for (const letter of session.key ?? "") digest = Math.imul(digest ^ letter.charCodeAt(0), 0x01000193) >>> 0;
+  return session.key ? `${PAST}.${digest.toString(16)}` : PAST;
+}
+
+const place = () => (localStorage.getItem(WHERE) === "tab" ? sessionStorage : localStorage);
+const withoutImages = (_, value) => (value?.type === "image_url" ? { type: "text", text: "[an image, which is not kept]" } : value);
+
+function read(storage, name) {
+  try {
+    return JSON.parse(storage.getItem(name));
+  } catch {
+    return null;
+  }
+}
+
+/** The draft of the form, and earlier requests, the newest first. A browser without room keeps fewer of them. */
 export const memory = {
-  read() {
+  get draft() {
+    return read(sessionStorage, DRAFT);
+  },
+  set draft(draft) {
     try {
-      return { draft: null, past: [], ...JSON.parse(sessionStorage.getItem(KEPT)) };
+      sessionStorage.setItem(DRAFT, JSON.stringify(draft, withoutImages));
     } catch {
-      return { draft: null, past: [] };
+      sessionStorage.removeItem(DRAFT); // an old one is worse than none
     }
   },
-  write(kept) {
-    for (let number = MOST; number >= 0; number = Math.floor(number / 2) || (number ? 0 : -1)) {
+  get past() {
+    return read(place(), nameOfPast()) ?? [];
+  },
+  set past(past) {
+    for (let number = MOST; number; number >>= 1) {
       try {
-        return sessionStorage.setItem(KEPT, JSON.stringify({ ...kept, past: kept.past.slice(0, number) }));
+        return place().setItem(nameOfPast(), JSON.stringify(past.slice(0, number), withoutImages));
       } catch {
-        // The tab's storage is full: keep fewer.
+        // The storage is full.
       }
     }
   },
-  forget: () => sessionStorage.removeItem(KEPT),
+  /** Whether earlier requests stay in the browser when the tab is closed. */
+  get stays() {
+    return place() === localStorage;
+  },
+  set stays(stays) {
+    const { past } = this;
+    place().removeItem(nameOfPast());
+    if (stays) localStorage.removeItem(WHERE);
+    else localStorage.setItem(WHERE, "tab");
+    this.past = past;
+  },
+  /** The draft, and the earlier requests under the key that this tab has. */
+  forget() {
+    sessionStorage.removeItem(DRAFT);
+    if (session.key) place().removeItem(nameOfPast());
+  },
 };
 
-/** Lists the earlier requests; `again` gets the one that is pressed. */
-export function showPast(past, again) {
-  byId("past").hidden = !past.length;
-  byId("past-list").replaceChildren(
-    ...past.map((each) => {
-      const asked = each.draft.kind === "chat" ? each.draft.message : each.draft.prompt;
-      const when = new Date(each.at).toLocaleTimeString();
-      const button = make("button", { type: "button", click: () => again(each) }, make("b", {}, each.answers.map(({ name }) => name).join(", ")), ` ${asked}`);
-      return make("li", {}, make("time", { class: "muted" }, when), button);
-    }),
-  );
+/** What a turn of a chat says, with the calls that it makes. */
+export function textOf({ content, tool_calls: calls = [] }) {
+  const parts = Array.isArray(content) ? content.map((part) => part.text ?? "") : [content ?? ""];
+  return [...parts, ...calls.map(asCall)].filter(Boolean).join("\n");
 }
 
-/** Saves a text as a file of the person's. */
-export function save(name, text) {
-  const link = make("a", { href: URL.createObjectURL(new Blob([text], { type: "application/json" })), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
-}
+export const asCall = (call) => `${call.function.name}(${call.function.arguments})`;

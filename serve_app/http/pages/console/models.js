@@ -8,7 +8,7 @@ export async function showModels() {
   try {
     const entries = (await ask("v1/models")).data;
     const bases = entries.filter((entry) => !entry.parent);
-    const cards = await Promise.all(bases.map((base) => cardOf(base, entries)));
+    const cards = bases.map((base) => cardOf(base, entries));
     const others = entries.filter((entry) => entry.parent && !bases.some((base) => base.id === entry.parent && isAdapterOf(base, entry)));
     const rest = others.length ? [section("Other names", others, "stands for")] : [];
     byId("model-list").replaceChildren(...(cards.length + rest.length ? [...cards, ...rest] : [empty("No model is ready yet. They appear here as soon as a replica has loaded one.")]));
@@ -21,12 +21,10 @@ export async function showModels() {
 const isAdapterOf = (base, entry) => entry.id.startsWith(`${base.id}:`);
 const tryIt = (...names) => `#playground?${names.map((name) => `model=${encodeURIComponent(name)}`).join("&")}`;
 
-async function cardOf(base, entries) {
-  const props = await ask(`props?model=${encodeURIComponent(base.id)}`);
+function cardOf(base, entries) {
   const adapters = entries.filter((entry) => entry.parent === base.id && isAdapterOf(base, entry));
-  const facts = [`${count(base.max_model_len)} tokens of context`, `${count(props.n_vocab)} in its vocabulary`];
-  facts.push(props.chat_template ? "has a chat template" : "has no chat template");
-  if (props.modalities?.vision) facts.push("sees images");
+  const takes = (capability, words) => `${base.capabilities.includes(capability) ? "takes" : "takes no"} ${words}`;
+  const facts = [`${count(base.max_model_len)} tokens of context`, takes("chat", "chats"), takes("tools", "tools"), takes("vision", "images")];
   if (base.engine !== "own") facts.push(`computed by ${base.engine}`, `lacks ${base.lacks.join(", ")}`);
   const header = make(
     "header", {},

@@ -37,8 +37,8 @@ function takeCompletion(choice, answer) {
 
 function takeChat(choice, answer) {
   const said = choice.delta ?? choice.message ?? {};
-  const calls = (said.tool_calls ?? []).map((call) => `${call.function?.name ?? ""}${call.function?.arguments ?? ""}`);
-  const text = `${said.reasoning_content ?? ""}${said.content ?? ""}${calls.join("")}`;
+  const text = `${said.reasoning_content ?? ""}${said.content ?? ""}`;
   if (text || choice.logprobs?.content?.length) answer.say(text, choice.logprobs);
+  (said.tool_calls ?? []).forEach((call, at) => answer.call({ index: at, ...call }));
   if (choice.finish_reason) answer.finish(choice.finish_reason);
 }

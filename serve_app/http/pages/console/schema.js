@@ -64,7 +64,8 @@ export function valueOf(each, text) {
 /** A line of a list of texts; `\n` and `\t` are written so. */
 const unescaped = (line) => line.replace(/\\n/g, "\n").replace(/\\t/g, "\t");
 
-function parsed(text) {
+/** The JSON of a text, else the text. */
+export function parsed(text) {
   try {
     return JSON.parse(text);
   } catch {

@@ -46,6 +46,12 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
   return await said(response);
 }
 
+/** The bytes of an answer. Raises Refused, Lost. */
+export async function download(path) {
+  const response = await open(path, { method: "GET", accept: "*/*" });
+  return await response.blob().catch((error) => broken(error));
+}
+
 const PAUSES_MS = [200, 500, 1000, 2000, 4000];
 
 /**
@@ -150,8 +156,9 @@ async function open(path, { method, body, signal, lastId, accept = "application/
   const headers = { accept };
   if (lastId) headers["last-event-id"] = lastId;
   if (session.key) headers.authorization = `Bearer ${session.key}`;
-  if (body !== undefined) headers["content-type"] = "application/json";
-  const sent = { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) };
+  const isForm = body instanceof FormData; // the browser says its boundary
+  if (body !== undefined && !isForm) headers["content-type"] = "application/json";
+  const sent = { method, headers, signal, body: isForm ? body : JSON.stringify(body) };
   const response = await fetch(address(path), sent).catch((error) => broken(error, signal));
   if (!response.ok) await said(response);
   return response;

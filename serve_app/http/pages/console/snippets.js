@@ -1,18 +1,42 @@
 // Writes a request as a command and as a program that do the same.
 
+import { byId, copy } from "./dom.js";
 import { pathOf } from "./requests.js";
 import { address, session } from "./service.js";
 
 const NAMED = new Set(["model", "prompt", "messages", "stream", "max_tokens", "temperature", "top_p", "seed", "stop", "n", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty"]);
 /** What OpenAI's client has arguments for; all else goes through `extra_body`. */
 
-export function asCurl(kind, body) {
+export class Code {
+  /** requests: gives those that are to be written, with their bodies */
+  constructor(requests) {
+    this.requests = requests;
+    this.buttons = [...document.querySelectorAll("[data-language]")];
+    byId("code").addEventListener("toggle", () => this.write());
+    byId("copy-code").addEventListener("click", (event) => copy(byId("code-text").textContent, event.target));
+    for (const button of this.buttons) button.addEventListener("click", () => this.speak(button));
+  }
+
+  speak(chosen) {
+    for (const button of this.buttons) button.setAttribute("aria-pressed", String(button === chosen));
+    this.write();
+  }
+
+  write() {
+    if (!byId("code").open) return;
+    const language = this.buttons.find((button) => button.getAttribute("aria-pressed") === "true").dataset.language;
+    const written = language === "curl" ? asCurl : asPython;
+    byId("code-text").textContent = this.requests().map(({ body }) => written(body.messages ? "chat" : "completion", body)).join("\n\n") || "Choose a model first.";
+  }
+}
+
+function asCurl(kind, body) {
   const key = session.key ? ` \\\n  -H "authorization: Bearer $SERVE_APP_KEY"` : "";
   const quoted = JSON.stringify(body, null, 1).replace(/\n\s*/g, " ").replaceAll("'", "'\\''");
   return `curl -N ${address(pathOf(kind))} \\\n  -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`;
 }
 
-export function asPython(kind, body) {
+function asPython(kind, body) {
   const isChat = kind === "chat";
   const key = session.key ? 'os.environ["SERVE_APP_KEY"]' : '"none"';
   const entries = Object.entries(body).filter(([name]) => name !== "stream_options");

@@ -1,0 +1,119 @@
+// Batches of the key's tenant: a file of requests is sent, its progress is followed, its answers are saved.
+
+import { byId, count, empty, make, removal, save, table } from "./dom.js";
+import { show } from "./problems.js";
+import { ask, download } from "./service.js";
+
+const EVERY_MS = 2000;
+const KEPT_S = 30 * 86_400;
+const WINDOW = "24h";
+const KINDS = { completed: "good", failed: "bad", expired: "bad" };
+const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
+const MOST_LISTED = 100;
+
+const nameOf = (batch) => batch.metadata?.name ?? batch.id;
+
+export class Batches {
+  /** document: what says which endpoints a batch may have */
+  constructor(document) {
+    this.endpoints = document.components.schemas.NewBatch.properties.endpoint.enum;
+    this.listed = "";
+    byId("send-batch").addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.attempt(() => this.send());
+    });
+  }
+
+  refresh() {
+    return this.attempt(() => this.look());
+  }
+
+  /** Lists the batches, and looks again while one has not ended and the person is here. */
+  async look() {
+    clearTimeout(this.timer);
+    const { data, has_more: hasMore } = await ask(`v1/batches?limit=${MOST_LISTED}`);
+    const listed = JSON.stringify(data.map((each) => [each.id, each.status]));
+    if (listed === this.listed) data.forEach((each) => byId(`progress-${each.id}`).replaceChildren(...progress(each))); // buttons stay
+    else this.list(data, hasMore);
+    this.listed = listed;
+    const isOver = data.every((each) => ENDED.has(each.status));
+    if (!isOver) this.timer = setTimeout(() => byId("batches").hidden || this.look().catch((error) => show("batches-problem", error)), EVERY_MS);
+  }
+
+  list(data, hasMore) {
+    const columns = [
+      ["file", (each) => nameOf(each)],
+      ["sent", (each) => new Date(each.created_at * 1000).toLocaleString()],
+      ["state", (each) => make("span", { class: "wrap" }, make("span", { class: `tag ${KINDS[each.status] ?? ""}` }, each.status.replaceAll("_", " ")), faults(each))],
+      ["requests", (each) => make("div", { id: `progress-${each.id}` }, ...progress(each))],
+      ["", (each) => this.actions(each)],
+    ];
+    const more = hasMore ? [make("p", { class: "muted" }, `These are the newest ${MOST_LISTED}.`)] : [];
+    byId("batch-list").replaceChildren(data.length ? table("Batches", columns, data) : empty("There is no batch yet. Send a file of requests below."), ...more);
+  }
+
+  actions(batch) {
+    const files = [["Answers", batch.output_file_id], ["Failures", batch.error_file_id]].filter(([, id]) => id);
+    const saving = files.map(([word, id]) =>
+      make("button", { type: "button", class: "small", "aria-label": `Save ${word.toLowerCase()} of ${nameOf(batch)}`, click: () => this.attempt(() => this.save(word, id, batch)) }, word),
+    );
+    const cancel = () => this.attempt(async () => (await ask(`v1/batches/${batch.id}/cancel`, { method: "POST" }), await this.look()));
+    const mayCancel = !ENDED.has(batch.status) && batch.status !== "cancelling";
+    return make("span", {}, ...saving, mayCancel ? removal(`Cancel ${nameOf(batch)}`, "Cancel", "No more of its lines begin", cancel) : null);
+  }
+
+  async save(word, id, batch) {
+    save(`${nameOf(batch).replace(/\.jsonl$/, "")}-${word.toLowerCase()}.jsonl`, await download(`v1/files/${id}/content`));
+  }
+
+  /** Sends the file that was chosen, and has its requests computed at the endpoint that its first line names. */
+  async send() {
+    const [file] = byId("batch-file").files;
+    if (!file) throw new Error("Choose a file first: one request per line, as JSON.");
+    const form = new FormData();
+    form.append("purpose", "batch");
+    form.append("expires_after[anchor]", "created_at");
+    form.append("expires_after[seconds]", KEPT_S);
+    form.append("file", file);
+    const endpoint = await endpointIn(file, this.endpoints);
+    const { id } = await ask("v1/files", { method: "POST", body: form });
+    const kept = { anchor: "created_at", seconds: KEPT_S };
+    const body = { input_file_id: id, endpoint, completion_window: WINDOW, metadata: { name: file.name }, output_expires_after: kept };
+    await ask("v1/batches", { method: "POST", body });
+    byId("send-batch").reset();
+    await this.look();
+  }
+
+  async attempt(act) {
+    show("batches-problem", null);
+    const button = byId("send-batch").querySelector("button");
+    button.disabled = true;
+    try {
+      await act();
+    } catch (error) {
+      show("batches-problem", error);
+    } finally {
+      button.disabled = false;
+    }
+  }
+}
+
+function progress({ request_counts: { total, completed, failed }, usage, status }) {
+  if (!total) return ["–"];
+  const told = `${count(completed)} of ${count(total)}${failed ? `, ${count(failed)} failed` : ""}, ${count(usage.total_tokens)} tokens`;
+  return [told, make("progress", { class: "gauge", max: total, value: ENDED.has(status) ? total : completed + failed, "aria-hidden": "true" })];
+}
+
+/** What is wrong with the first line that was refused. */
+function faults({ errors }) {
+  const [first, ...others] = errors?.data ?? [];
+  if (!first) return null;
+  return ` ${first.line ? `Line ${first.line}: ` : ""}${first.message}${others.length ? ` (and ${others.length} more)` : ""}`;
+}
+
+/** The endpoint that the first line names; a line that names none is the service's to refuse. */
+async function endpointIn(file, endpoints) {
+  const [line] = (await file.slice(0, 1 << 20).text()).split("\n", 1);
+  const named = endpoints.find((each) => line.includes(JSON.stringify(each)));
+  return named ?? endpoints[0];
+}
