@@ -53,7 +53,7 @@ WALLS = {
     "check": wall("core backends catalog engine deployments", "ray pydantic yaml"),
     "whatif": wall("core check deployments engine router", "pydantic"),
     "cli": wall("api catalog check core tenants whatif", "prometheus_client psutil ray rich typer yaml"),
-    "lab": wall(theirs="openai pandas matplotlib IPython prometheus_client yaml"),
+    "lab": wall(theirs="openai pandas numpy matplotlib IPython prometheus_client yaml"),
 }
 
 
