@@ -16,6 +16,7 @@ from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, No
 from serve_app.core.bounded import Count
 from serve_app.core.cards import AdapterCard, EngineName, ModelCard, ReplicaCard, Scale
 from serve_app.core.delta import Load
+from serve_app.core.ledger import Price
 from serve_app.core.names import ModelRef
 from serve_app.core.tenants import NANO
 
@@ -351,6 +352,7 @@ class ExplainedPart:
     """One prompt for one model.
 
     cost:     in billionths, if nothing is cached and every completion is as long as may be
+    price:    that the tenant pays for the model
     defaults: parameters that were not sent and are what the model's folder recommends
     """
 
@@ -360,6 +362,7 @@ class ExplainedPart:
     max_model_len: int
     room: Room
     cost: int
+    price: Price
     defaults: Mapping[str, float]
 
     def body(self) -> dict[str, object]:
@@ -379,6 +382,7 @@ class ExplainedPart:
             "refused_because": room.reason,
             "default_sampling": dict(self.defaults),
             "cost_at_most": self.cost / NANO,
+            "price": asdict(self.price),
         }
 
 

@@ -30,7 +30,7 @@ from serve_app.api.listings import LimitState, ModelEntry, Moment
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.batches import ENDPOINTS, BatchState
 from serve_app.core.delta import FinishReason
-from serve_app.core.ledger import DIMENSIONS
+from serve_app.core.ledger import DIMENSIONS, Price
 from serve_app.core.shares import Priority
 from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Scope
 
@@ -184,6 +184,7 @@ EXPLANATION = record(
                     "refused_because": nullable(STRING),
                     "default_sampling": mapping(NUMBER),
                     "cost_at_most": NUMBER,
+                    "price": derived(Price),
                 }
             )
         ),

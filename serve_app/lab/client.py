@@ -11,18 +11,36 @@ import os
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy
 import pandas
 
-from serve_app.lab import markup
+from serve_app.lab import evaluation, markup
 from serve_app.lab.completion import Comparison, Completion, Completions
 from serve_app.lab.errors import ServiceError
+from serve_app.lab.grid import (
+    NOT_PARAMETERS,
+    Cell,
+    Kept,
+    Price,
+    Row,
+    cells_of,
+    failed_row,
+    frame_of,
+    most_of,
+    row_of,
+    side_by_side,
+    summary_of,
+)
 from serve_app.lab.live import live, replicas, series
 from serve_app.lab.reading import Reading, joined
-from serve_app.lab.wire import Message, Request, Wire, chat_request, completion_requests, is_chat
+from serve_app.lab.wire import MAX_PROMPTS, Message, Request, Wire, chat_request, completion_requests, is_chat
 
 URL_VARIABLE = "SERVE_APP_URL"
 KEY_VARIABLES = ("SERVE_APP_KEY", "SERVE_APP_API_KEY")
@@ -31,6 +49,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 NO_KEY = "none"
 PROGRESS_FROM = 8
 """Choices of one call from which on a bar is shown."""
+AT_ONCE = 16
+"""Requests of a grid that are sent side by side."""
 COLUMNS = ("route", "model", "choices", "prompt_tokens", "cached_tokens", "completion_tokens", "seconds")
 
 
@@ -131,6 +151,103 @@ class Client:
         display.end(first._repr_html_(), first.text)
         return first
 
+    def grid(
+        self,
+        prompts: str | Iterable[str],
+        models: str | Iterable[str],
+        params: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
+        path: str | Path | None = None,
+        *,
+        at_once: int = AT_ONCE,
+    ) -> pandas.DataFrame:
+        """Complete every prompt by every model with every set of parameters: a row for each.
+
+        params: one set or several; one without a seed gets the same seed for all models, another one for each prompt
+        path:   keeps the rows as they come. The same call goes on from there: JSON lines, or Parquet if so named
+        If one request fails, its row has the `error`. Raises ServiceError where all would fail, as without a service.
+        """
+        every, names, sets = _listed(prompts), _listed(models), _sets(params)
+        cells = cells_of(every, names, sets)
+        with closing(Kept(path)) as kept:
+            missing = [cell for cell in cells if cell.id not in kept.rows]
+            prices = self._prices(every[:1], names, sets) if missing else {}
+            display, done = live(), len(cells) - len(missing)
+            rows = side_by_side(missing, partial(self._row, prices), at_once)
+            for at, row in enumerate(self._background.iterate(rows), done + 1):
+                kept.add(row)
+                display.progress(at, len(cells), "completions")
+            frame = frame_of(cells, kept.rows)
+            kept.finish(frame)
+        said = summary_of(frame, num_kept=done)
+        display.end(markup.quiet(said), said)
+        return frame
+
+    def grid_cost(
+        self,
+        prompts: str | Iterable[str],
+        models: str | Iterable[str],
+        params: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
+    ) -> pandas.DataFrame:
+        """Say what a grid would take at most, by the service's prices: a row for each model and set of parameters."""
+        every, sets = list(dict.fromkeys(_listed(prompts))), _sets(params)
+        parts = [every[at : at + MAX_PROMPTS] for at in range(0, len(every), MAX_PROMPTS)]
+        rows = []
+        for model in _listed(models):
+            for each in sets:
+                told = [one for part in parts for one in self._explained(part, model, each)]
+                rows.append({"model": model, **each, **most_of(told)})
+        return pandas.DataFrame(rows)
+
+    def evaluate(
+        self,
+        dataset: pandas.DataFrame | Iterable[Mapping[str, Any]],
+        metric: evaluation.Metric,
+        models: str | Iterable[str],
+        params: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
+        path: str | Path | None = None,
+    ) -> evaluation.Evaluation:
+        """Compute a grid of a dataset's prompts, and of each row a number that says how good it is.
+
+        dataset: with a `prompt` each, and what the metric wants to know
+        metric:  of a row's mapping, `row["text"]` among it; its name is the column's
+        """
+        examples = evaluation.examples_of(dataset, reserved=NOT_PARAMETERS)
+        frame = self.grid(examples["prompt"], models, params, path)
+        return evaluation.evaluated(frame, examples, metric)
+
+    def score(
+        self, prompts: str | Sequence[str], continuations: Sequence[str], model: str | None = None
+    ) -> pandas.DataFrame:
+        """Sum the log-probabilities of each continuation behind its prompt, or behind the one prompt: a row each."""
+        before = [prompts] * len(continuations) if isinstance(prompts, str) else list(prompts)
+        if len(before) != len(continuations):
+            raise ValueError(
+                f'"prompts" must be one text, or {len(continuations)} as "continuations" are; found {len(before)}.'
+            )
+        texts = [prompt + continuation for prompt, continuation in zip(before, continuations, strict=True)]
+        return evaluation.scores(before, continuations, self.complete(texts, model, **evaluation.ECHOED))
+
+    def perplexity(self, texts: str | Sequence[str], model: str | None = None) -> pandas.DataFrame:
+        """Say how well a model predicts each text: a row each."""
+        return evaluation.perplexities(self.score("", _listed(texts), model))
+
+    def embed(self, texts: str | Sequence[str], model: str | None = None) -> numpy.ndarray:
+        """Return [texts, dimensions] float32."""
+        every, name = _listed(texts), model or self._default_model()
+        rows: list[list[float]] = []
+        for at in range(0, len(every), MAX_PROMPTS):
+            body = {"model": name, "input": every[at : at + MAX_PROMPTS]}
+            found = self._background.run(self._wire.send("post", "/v1/embeddings", body))["data"]
+            rows += [each["embedding"] for each in found]
+        return numpy.array(rows, dtype=numpy.float32)
+
+    def hidden_states(self, text: str, model: str | None = None) -> numpy.ndarray:
+        """Return [tokens, hidden size] float32: the last layer's output at each token, if the model may return it."""
+        name = model or self._default_model()
+        body = {"model": name, "prompt": text, "return_hidden_states": True, **evaluation.ECHOED}
+        answer = self._background.run(self._wire.answer("completions", body))
+        return numpy.array(answer.body["choices"][0]["hidden_states"], dtype=numpy.float32)
+
     def models(self) -> pandas.DataFrame:
         """A row per name that can be sent: its base, its context, where its weights came from."""
         frame = pandas.DataFrame(self._background.run(self._wire.models())).set_index("id")
@@ -171,6 +288,24 @@ class Client:
             self._first_model = str(listed[0]["id"])
         return self._first_model
 
+    def _explained(self, prompts: Sequence[str], model: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        body = {**params, "model": model, "prompt": list(prompts)}
+        parts: list[Mapping[str, Any]] = self._background.run(self._wire.send("post", "/v1/explain", body))["parts"]
+        return parts
+
+    def _prices(
+        self, prompts: Sequence[str], models: Sequence[str], sets: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Price]:
+        """Return the price of each model. Raises ServiceError for a set of parameters that no request may have."""
+        return {model: self._explained(prompts, model, each)[0]["price"] for model in models for each in sets}
+
+    async def _row(self, prices: Mapping[str, Price], cell: Cell) -> Row:
+        (request,) = completion_requests(cell.prompt, cell.model, None, cell.params)
+        try:
+            return row_of(cell, await self._answer(request, is_patient=True), prices[cell.model])
+        except ServiceError as error:
+            return failed_row(cell, error)
+
     def _all(self, requests: Sequence[Request]) -> Completions:
         total = sum(request.asked.num_choices for request in requests)
         if total >= PROGRESS_FROM and all(request.can_stream for request in requests):
@@ -197,9 +332,9 @@ class Client:
         display.end(markup.quiet(said), said)
         return parts
 
-    async def _answer(self, request: Request) -> Completions:
+    async def _answer(self, request: Request, *, is_patient: bool = False) -> Completions:
         started = time.monotonic()
-        answer = await self._wire.answer(request.route, request.body, request.dialect)
+        answer = await self._wire.answer(request.route, request.body, request.dialect, is_patient=is_patient)
         reading = Reading(asked=request.asked)
         reading.add(answer.body)
         return self._noted(request, reading, time.monotonic() - started, dict(answer.told))
@@ -216,6 +351,14 @@ class Client:
 def key_of_environment() -> str:
     """Return the key that was set; NO_KEY where none was."""
     return next(filter(None, map(os.environ.get, KEY_VARIABLES)), NO_KEY)
+
+
+def _listed(texts: str | Iterable[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else list(texts)
+
+
+def _sets(params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [params] if isinstance(params, Mapping) else list(params) or [{}]
 
 
 def _merged(parts: Sequence[Completions], *, num_models: int) -> Completions:

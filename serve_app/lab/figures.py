@@ -1,4 +1,4 @@
-"""Figures of completions: distributions beside each other, and tokens with how sure each model was of them."""
+"""Figures of completions and grids: distributions, tokens with how sure a model was of them, models side by side."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
+import numpy
+import pandas
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from serve_app.lab import markup
 from serve_app.lab.completion import Completion
+from serve_app.lab.evaluation import by_prompt
+from serve_app.lab.grid import parameters_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,6 +82,70 @@ def heat_map(rows: Mapping[str, Completion], *, first: int = 0, num_tokens: int 
     axes.set(xlabel="token")
     axes.tick_params(length=0)
     figure.colorbar(picture, ax=axes, label="log-probability", shrink=0.9, pad=0.01)
+    return figure
+
+
+def intervals(summary: pandas.DataFrame, *, title: str = "") -> Figure:
+    """A model's mean and its interval on a line each. summary: of an `Evaluation`"""
+    figure: Figure
+    figure, axes = plt.subplots(figsize=(6.4, 0.36 * len(summary) + 0.9))
+    for row, (colour, each) in enumerate(zip(_colours(len(summary)), summary.itertuples(), strict=True)):
+        axes.hlines(row, each.low, each.high, color=colour, linewidth=2.5)
+        axes.plot(each.mean, row, "o", color=colour)
+    axes.set_yticks(range(len(summary)), list(summary.index), parse_math=False)
+    axes.set(title=title, xlabel="mean, 95 % interval")
+    axes.margins(y=0.15)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    return figure
+
+
+def win_rates(frame: pandas.DataFrame, metric: str) -> Figure:
+    """How often the model of a row is better than that of a column, by prompt; a tie is half a win."""
+    means = by_prompt(frame, metric).dropna()
+    share = {other: (means.gt(means[other], axis=0) + means.eq(means[other], axis=0) / 2).mean() for other in means}
+    return _squared(pandas.DataFrame(share), title=f"Wins by {metric}")
+
+
+def agreement(frame: pandas.DataFrame) -> Figure:
+    """How often two models wrote the same text for the same prompt and parameters."""
+    cells = frame.drop_duplicates(["model", "prompt", *parameters_of(frame)])
+    texts = cells.set_index(["prompt", *parameters_of(frame), "model"])["text"].unstack("model")
+    texts = texts[list(dict.fromkeys(frame["model"]))].dropna()
+    share = {other: texts.eq(texts[other], axis=0).mean() for other in texts}
+    return _squared(pandas.DataFrame(share), title="Same text")
+
+
+def latency(frame: pandas.DataFrame) -> Figure:
+    """What share of a model's completions was there after how many seconds, a wait for a place included."""
+    figure: Figure
+    figure, axes = plt.subplots(figsize=(6.4, 2.8))
+    for colour, (model, seconds) in zip(
+        _colours(frame["model"].nunique()), frame.groupby("model", sort=False)["seconds"], strict=True
+    ):
+        axes.ecdf(seconds.dropna(), color=colour, label=f"{model}: median {seconds.median():.2f} s")
+    axes.set(xlabel="seconds", ylabel="share of completions", xlim=(0, None))
+    axes.grid(axis="y")
+    for text in axes.legend(loc="lower right", fontsize=8).get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def _squared(shares: pandas.DataFrame, *, title: str) -> Figure:
+    """A cell for each two models, and none for a model and itself."""
+    shares = shares.mask(numpy.eye(len(shares), dtype=bool))
+    figure: Figure
+    figure, axes = plt.subplots(figsize=(1.1 * len(shares) + 1.6, 0.5 * len(shares) + 1.3))
+    axes.imshow(shares, cmap="YlGnBu", vmin=0, vmax=1, aspect="auto")
+    for row in range(len(shares)):
+        for column in range(len(shares)):
+            share = shares.iat[row, column]
+            said = "" if math.isnan(share) else f"{share:.0%}"
+            axes.text(column, row, said, ha="center", va="center", color="white" if share > 0.6 else INK)
+    axes.set_xticks(range(len(shares)), list(shares.columns), rotation=20, ha="right", parse_math=False)
+    axes.set_yticks(range(len(shares)), list(shares.index), parse_math=False)
+    axes.tick_params(length=0)
+    axes.set(title=title)
     return figure
 
 

@@ -64,10 +64,10 @@ class Local:
             self.process.wait()
 
 
-def find_or_start() -> Local:
-    """Return the service that `SERVE_APP_URL` names, or the one on port 8000, or a new one."""
+def find_or_start(*, args: Mapping[str, Any] | None = None) -> Local:
+    """Return the service that `SERVE_APP_URL` names, or the one on port 8000, or a new one as `start` takes `args`."""
     url = _named_url()
-    return Local(url=url) if is_ready(url) else start()
+    return Local(url=url) if is_ready(url) else start(args=args)
 
 
 def find_or_start_with_keys(

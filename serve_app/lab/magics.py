@@ -1,4 +1,4 @@
-"""The cells `%%complete` and `%%compare`: options like `--max-tokens 32` on the first line, prompts below it."""
+"""The cells `%%complete`, `%%compare` and `%%grid`: options like `--max-tokens 32` on the first line, then prompts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pandas
+
 from serve_app.lab.client import Client
 from serve_app.lab.completion import Comparison, Completions
 
-INTO = "into"
+INTO, PATH = "into", "path"
 CLIENT = "client"
 """The notebook's own client, where it has one of this name."""
 
@@ -33,7 +35,7 @@ class MalformedLine(Exception):
 
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext serve_app.lab` calls."""
-    for name, cell in (("complete", complete_cell), ("compare", compare_cell)):
+    for name, cell in (("complete", complete_cell), ("compare", compare_cell), ("grid", grid_cell)):
         shell.register_magic_function(_magic(shell, cell), "cell", name)
 
 
@@ -46,8 +48,15 @@ def compare_cell(client: Client, line: Line, cell: str) -> Comparison:
     """`%%compare MODEL MODEL … [--max-tokens 32 …]`: each line of the cell is a prompt."""
     if len(line.names) < 2:
         raise MalformedLine("%%compare wants two models or more: %%compare demo demo:pirate --max-tokens 24")
-    prompts = [prompt for prompt in cell.splitlines() if prompt.strip()]
-    return client.compare(prompts, line.names, **line.options)
+    return client.compare(_prompts(cell), line.names, **line.options)
+
+
+def grid_cell(client: Client, line: Line, cell: str) -> pandas.DataFrame:
+    """`%%grid MODEL … [--max-tokens 32 … --path grid.jsonl]`: each line of the cell is a prompt."""
+    if not line.names:
+        raise MalformedLine("%%grid wants a model or more: %%grid demo demo:pirate --max-tokens 24")
+    params = {name: value for name, value in line.options.items() if name != PATH}
+    return client.grid(_prompts(cell), line.names, params, line.options.get(PATH))
 
 
 def parsed(line: str) -> Line:
@@ -66,6 +75,10 @@ def parsed(line: str) -> Line:
             raise MalformedLine(f"--{name} has no value: --{name}=…")
         options[name.replace("-", "_")] = _value(value)
     return Line(names=tuple(names), options=options)
+
+
+def _prompts(cell: str) -> list[str]:
+    return [prompt for prompt in cell.splitlines() if prompt.strip()]
 
 
 def _magic(shell: Any, run: Callable[[Client, Line, str], Any]) -> Callable[[str, str], Any]:

@@ -108,11 +108,13 @@ class Token:
     """One token: its text, the natural logarithm of its probability, and those of the likeliest at its place.
 
     logprob: None where nothing stands before it, as for the first token of an echoed prompt
+    offset:  characters of the choice's text before it; None of a chat
     """
 
     text: str
     logprob: float | None
     alternatives: Mapping[str, float] = field(default_factory=dict)
+    offset: int | None = None
 
     @property
     def probability(self) -> float | None:
@@ -128,8 +130,10 @@ def tokens_of(logprobs: Mapping[str, Any] | None) -> tuple[Token, ...]:
     texts = logprobs["tokens"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     return tuple(
-        Token(text=text, logprob=logprob, alternatives=top or {})
-        for text, logprob, top in zip(texts, logprobs["token_logprobs"], tops, strict=True)
+        Token(text=text, logprob=logprob, alternatives=top or {}, offset=offset)
+        for text, logprob, top, offset in zip(
+            texts, logprobs["token_logprobs"], tops, logprobs["text_offset"], strict=True
+        )
     )
 
 

@@ -18,8 +18,8 @@ from serve_app.lab.reading import Asked, prompts_of, shown_prompt
 
 Route = Literal["completions", "chat"]
 TIMEOUT_S = 600.0
-NUM_RETRIES = 2
-"""Of what the service refuses for the moment; it says when to come again."""
+NUM_RETRIES, NUM_PATIENT_RETRIES = 2, 12
+"""Of what the service refuses for the moment; it says when to come again. Patient is who has many requests to send."""
 PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}
 EVENTS, END = "text/event-stream", "[DONE]"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
@@ -48,11 +48,16 @@ class Wire:
         self._openai = openai.AsyncOpenAI(
             base_url=f"{url}/v1", api_key=key, http_client=http_client, timeout=TIMEOUT_S, max_retries=NUM_RETRIES
         )
+        self._patient = self._openai.with_options(max_retries=NUM_PATIENT_RETRIES)
 
-    async def answer(self, route: Route, body: Mapping[str, Any], dialect: str | None = None) -> Answer:
+    async def answer(
+        self, route: Route, body: Mapping[str, Any], dialect: str | None = None, *, is_patient: bool = False
+    ) -> Answer:
         """Send a request and wait for the whole of its answer."""
+        asking = self._patient if is_patient else self._openai
         with self._told_by_the_service():
-            raw = await self._create(route, with_raw=True)(extra_body=dict(body), extra_headers=_headers(dialect))
+            create = _create(asking, route, with_raw=True)
+            raw = await create(extra_body=dict(body), extra_headers=_headers(dialect))
         return Answer(body=json.loads(raw.text), told=_told(raw.headers))
 
     async def chunks(
@@ -71,7 +76,7 @@ class Wire:
                     if response_id:
                         stream = await self._rest(route, response_id, last_id)
                     else:
-                        create = self._create(route, with_raw=False)
+                        create = _create(self._openai, route, with_raw=False)
                         stream = await create(stream=True, extra_body=whole, extra_headers=headers)
                     async with aclosing(_events(stream)) as events:
                         async for last_id, chunk in events:
@@ -124,12 +129,13 @@ class Wire:
         except openai.OpenAIError as error:
             raise translated(error, self._url) from error
 
-    def _create(self, route: Route, *, with_raw: bool) -> Any:
-        """The client's own parameters are left to the body, which takes every parameter of the service."""
-        resource: Any = self._openai.completions if route == "completions" else self._openai.chat.completions
-        create = resource.with_raw_response.create if with_raw else resource.create
-        required: dict[str, object] = {"prompt": ""} if route == "completions" else {"messages": []}
-        return partial(create, model="", **required)
+
+def _create(asking: openai.AsyncOpenAI, route: Route, *, with_raw: bool) -> Any:
+    """The client's own parameters are left to the body, which takes every parameter of the service."""
+    resource: Any = asking.completions if route == "completions" else asking.chat.completions
+    create = resource.with_raw_response.create if with_raw else resource.create
+    required: dict[str, object] = {"prompt": ""} if route == "completions" else {"messages": []}
+    return partial(create, model="", **required)
 
 
 async def _events(stream: openai.AsyncStream[Any]) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:

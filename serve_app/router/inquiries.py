@@ -131,6 +131,7 @@ class Explainer:
             max_model_len=card.max_model_len,
             room=room,
             cost=0 if room.reason else cost,
+            price=price,
             defaults=defaults,
         )
 

@@ -1,0 +1,118 @@
+"""Intervals, tests and figures say of rows what is true of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy
+import pandas
+import pytest
+
+from serve_app.lab import evaluation
+from serve_app.lab.evaluation import MAX_EXACT, compare_paired, evaluated, examples_of, interval, permutation_p
+
+
+def grid_of(texts: Mapping[str, Sequence[str | None]]) -> pandas.DataFrame:
+    """A grid by model: the text for each of the prompts `0`, `1`, …; None where it failed."""
+    rows = [
+        {"prompt": str(at), "model": model, "seed": at, "text": text, "error": "Failed." if text is None else None}
+        for model, column in texts.items()
+        for at, text in enumerate(column)
+    ]
+    frame = pandas.DataFrame({**pandas.DataFrame(rows), "seconds": [0.1 * at for at in range(len(rows))]})
+    return frame.rename_axis("id")
+
+
+def right(row: Mapping[str, Any]) -> float:
+    return row["text"] == row["answer"]
+
+
+DATASET = [{"prompt": str(at), "answer": "y"} for at in range(8)]
+TEXTS = {"a": "yyyyyyyn", "b": "nnnnnnnn", "c": "yyyyyyy"}
+
+
+@pytest.fixture(scope="module")
+def result() -> evaluation.Evaluation:
+    texts = {model: [*column, None][:8] for model, column in TEXTS.items()}
+    return evaluated(grid_of(texts), examples_of(DATASET, reserved=["text"]), right)
+
+
+def test_a_summary_has_the_mean_of_each_model_over_what_did_not_fail(result: evaluation.Evaluation) -> None:
+    summary = result.summary()
+    assert list(summary.index) == list(TEXTS)
+    assert list(summary["mean"]) == [7 / 8, 0, 1]
+    assert list(summary["prompts"]) == [8, 8, 7]
+    assert list(summary["failed"]) == [0, 0, 1]
+    assert (summary["low"] <= summary["mean"]).all()
+    assert (summary["high"] >= summary["mean"]).all()
+    assert summary.loc["a", "low"] < summary.loc["a", "mean"] < summary.loc["a", "high"]
+    assert "<table" in result._repr_html_()
+
+
+def test_two_models_are_compared_on_the_prompts_that_both_answered(result: evaluation.Evaluation) -> None:
+    assert dict(result.compare("a", "b"))["difference"] == 7 / 8
+    assert result.compare("a", "b")["p"] == 2 / 2**7
+    assert result.compare("b", "a")["difference"] == -7 / 8
+    same = result.compare("a", "c")
+    assert (same["difference"], same["p"], same["prompts"]) == (0, 1, 7)
+    with pytest.raises(ValueError, match="none of 'd'"):
+        result.compare("a", "d")
+
+
+def test_several_completions_of_a_prompt_count_as_one() -> None:
+    """Else a hundred copies of one observation would make it certain."""
+    frame = pandas.concat([grid_of({"a": "y", "b": "n"})] * 100)
+    frame["right"] = frame["text"] == "y"
+    assert dict(compare_paired(frame, "a", "b", "right"))["p"] == 1.0
+
+
+def test_a_dataset_has_prompts_and_no_column_of_a_grid() -> None:
+    with pytest.raises(ValueError, match="found question"):
+        examples_of([{"question": "?"}], reserved=["text"])
+    with pytest.raises(ValueError, match="found text"):
+        examples_of([{"prompt": "?", "text": "!"}], reserved=["prompt", "text"])
+
+
+def test_p_of_random_signs_is_near_that_of_all_of_them() -> None:
+    differences = numpy.random.default_rng(1).normal(0.2, 1, MAX_EXACT)
+    exact = permutation_p(differences)
+    random = permutation_p(numpy.append(differences, 0.0))  # a zero adds nothing and makes signs too many to try
+    assert 0.02 < exact < 0.98
+    assert random == pytest.approx(exact, abs=0.03)
+
+
+def test_p_is_small_for_what_is_alike_everywhere_and_large_for_what_cancels_out() -> None:
+    assert permutation_p(numpy.ones(50)) == pytest.approx(1 / 10_001)
+    assert permutation_p(numpy.array([1.0, -1.0] * 25)) == 1.0
+    assert permutation_p(numpy.array([])) == 1.0
+
+
+def test_an_interval_is_about_two_standard_errors_to_each_side() -> None:
+    values = numpy.random.default_rng(2).normal(3, 1, 400)
+    low, high = interval(values)
+    assert (low, high) == interval(values)
+    assert high - low == pytest.approx(4 * 1 / 20, rel=0.15)
+    assert low < 3 < high
+    assert numpy.isnan(interval(numpy.array([]))).all()
+
+
+def test_a_figure_shows_of_each_two_models_how_often_one_wins_and_how_often_they_agree(
+    result: evaluation.Evaluation,
+) -> None:
+    mpl.use("agg")
+    from serve_app.lab import figures
+
+    for figure, said in (
+        (figures.win_rates(result.frame, "right"), {("a", "b"): "100%", ("b", "a"): "0%", ("a", "c"): "50%"}),
+        (figures.agreement(result.frame), {("a", "b"): "0%", ("a", "c"): "100%"}),
+    ):
+        (axes,) = figure.axes
+        names = [label.get_text() for label in axes.get_yticklabels()]
+        shown = {(names[int(each.get_position()[1])], names[int(each.get_position()[0])]): each for each in axes.texts}
+        assert {pair: shown[pair].get_text() for pair in said} == said
+        figures.plt.close(figure)
+    for figure in (figures.latency(result.frame), figures.intervals(result.summary())):
+        figure.canvas.draw()
+        figures.plt.close(figure)
