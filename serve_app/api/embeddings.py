@@ -15,11 +15,13 @@ from serve_app.api.forms.schema import Schema, array, either, string
 from serve_app.api.groups import Amount, Target
 from serve_app.api.limits import WireLimits
 from serve_app.api.logprobs import numbers_text
-from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, declared, read_fields
+from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, declared, form_of, read_fields
+from serve_app.api.responses import ResponseHead
 from serve_app.api.sse import Fragment
 from serve_app.core.delta import Recording, Usage
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Prompt
+from serve_app.core.request import EmbeddingForm
 
 ONE = "a non-empty string or a list of token ids"
 
@@ -69,11 +71,18 @@ EMBEDDINGS: Mapping[str, Parameter] = {
     **{name: declared(Amount)[name] for name in ("truncate_prompt_tokens", "truncation_side")},
     "user": declared(Target)["user"],
 }
-_TABLE: Mapping[str, Disposition] = {
-    **{name: each if isinstance(each, Inert) else NotYet() for name, each in PARAMETERS.items()},
-    "input_type": Inert(),  # no model that is served tells queries and documents apart by itself
-    **{name: Carried(each) for name, each in EMBEDDINGS.items()},
-}
+
+
+def table_of(parameters: Mapping[str, Parameter]) -> dict[str, Disposition]:
+    """Return what is done with each name where these alone are carried out; hints of completions stay hints."""
+    return {
+        **{name: each if isinstance(each, Inert) else NotYet() for name, each in PARAMETERS.items()},
+        "input_type": Inert(),  # no model that is served tells queries and documents apart by itself
+        **{name: Carried(each) for name, each in parameters.items()},
+    }
+
+
+_TABLE = table_of(EMBEDDINGS)
 
 
 class EmbeddingRequest(CompletionRequest):
@@ -88,6 +97,28 @@ class EmbeddingRequest(CompletionRequest):
     id_prefix: ClassVar[str] = "embd"
     prompt_name: ClassVar[str] = "input"
 
+    def answer(
+        self, head: ResponseHead, form: EmbeddingForm, recordings: Sequence[Recording], usage: Usage
+    ) -> dict[str, object]:
+        """Return the body. Writing many numbers takes a while, so call this off the event loop.
+
+        form: by which the model read the inputs;  recordings: of each prompt, in order
+        """
+        vectors = [each.hidden_states for each in recordings]
+        return {
+            "object": "list",
+            "data": [
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": base64.b64encode(v).decode() if self.is_base64 else Fragment(numbers_text(v)),
+                }
+                for index, v in enumerate(vectors)
+            ],
+            "model": head.model,
+            "usage": usage_of(usage),
+        }
+
 
 def read_embeddings(
     members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
@@ -98,40 +129,40 @@ def read_embeddings(
 
     Raises InvalidRequest.
     """
-    terms = Terms(limits=limits, dialect=dialect)
-    fields = read_fields(members, _TABLE, refuses_unknown=dialect.refuses_unknown)
+    values = read_values(members, _TABLE, Terms(limits=limits, dialect=dialect), required=("input",), model=model)
+    is_base64 = values.pop("encoding_format", None) == "base64"
+    return EmbeddingRequest(**{"prompts": values.pop("input"), **values}, is_base64=is_base64)
+
+
+def read_values(
+    members: Mapping[str, object],
+    table: Mapping[str, Disposition],
+    terms: Terms,
+    *,
+    required: Sequence[str],
+    model: Callable[[], str],
+) -> dict[str, Any]:
+    """Return the values of a body's members, with what every request of no generated tokens has.
+
+    model: asked where none was sent
+
+    Raises InvalidRequest.
+    """
+    fields = read_fields(members, table, refuses_unknown=terms.dialect.refuses_unknown)
     values: dict[str, Any] = {
-        name: EMBEDDINGS[name].form.read(Value(name=name, sent=sent, terms=terms))
+        name: form_of(name, table).read(Value(name=fields.spelled(name), sent=sent, terms=terms))
         for name, sent in fields.values.items()
     }
-    if "input" not in values:
-        raise InvalidRequest.refusing("input", must=f"be {EMBEDDINGS['input'].form.words(terms)}", found="nothing")
-    is_base64 = values.pop("encoding_format", None) == "base64"
-    return EmbeddingRequest(
-        **{"model": values.pop("model", None) or model(), "prompts": values.pop("input"), **values},
-        max_tokens=0,
-        dialect=dialect,
-        ignored_parameters=tuple(fields.ignored),
-        is_base64=is_base64,
-    )
+    for name in required:
+        if name not in values:
+            raise InvalidRequest.refusing(name, must=f"be {form_of(name, table).words(terms)}", found="nothing")
+    own = {"max_tokens": 0, "dialect": terms.dialect, "ignored_parameters": tuple(fields.ignored)}
+    return {**values, **own, "model": values.get("model") or model()}
 
 
-def embeddings_body(request: EmbeddingRequest, recordings: Sequence[Recording], *, usage: Usage) -> dict[str, object]:
-    """Return the answer's body. Writing vectors as numbers takes a while, so call this off the event loop."""
-    vectors = [each.hidden_states for each in recordings]
+def usage_of(usage: Usage) -> dict[str, object]:
+    """Return the usage of a request of no generated tokens."""
     counts: dict[str, object] = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
     if usage.truncated_tokens:
         counts["prompt_tokens_details"] = {"truncated_tokens": usage.truncated_tokens}
-    return {
-        "object": "list",
-        "data": [
-            {
-                "object": "embedding",
-                "index": index,
-                "embedding": base64.b64encode(v).decode() if request.is_base64 else Fragment(numbers_text(v)),
-            }
-            for index, v in enumerate(vectors)
-        ],
-        "model": request.model,
-        "usage": counts,
-    }
+    return counts

@@ -19,7 +19,7 @@ class WireLimits:
     max_model_chars:   characters of `model`
     max_models:        elements of a list of models
     max_prompts:       elements of a list of prompts
-    max_inputs:        elements of a list of inputs that are embedded
+    max_inputs:        elements of a list of inputs that are embedded or scored
     max_prompt_chars:  characters of one prompt's text parts together
     max_prompt_ids:    token ids in one prompt
     max_messages:      of a chat, whose characters together are bounded as a prompt's

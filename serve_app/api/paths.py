@@ -21,6 +21,13 @@ class Path(StrEnum):
     CAPSULE = "/v1/capsules/{id}"
     RESPONSES = "/v1/responses"
     EMBEDDINGS = "/v1/embeddings"
+    RERANK = "/rerank"
+    V1_RERANK = "/v1/rerank"
+    V2_RERANK = "/v2/rerank"
+    SCORE = "/score"
+    V1_SCORE = "/v1/score"
+    CLASSIFY = "/classify"
+    V1_CLASSIFY = "/v1/classify"
     NATIVE_COMPLETION = "/completion"
     NATIVE_COMPLETIONS = "/completions"
     INFILL = "/infill"
@@ -66,6 +73,13 @@ POSTED = frozenset(
         Path.CHAT,
         Path.RESPONSES,
         Path.EMBEDDINGS,
+        Path.RERANK,
+        Path.V1_RERANK,
+        Path.V2_RERANK,
+        Path.SCORE,
+        Path.V1_SCORE,
+        Path.CLASSIFY,
+        Path.V1_CLASSIFY,
         Path.NATIVE_COMPLETION,
         Path.NATIVE_COMPLETIONS,
         Path.INFILL,

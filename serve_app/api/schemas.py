@@ -231,6 +231,19 @@ ERROR: Schema = {
         record({"message": STRING}),
     ],
 }
+USAGE_OF_INPUTS = record(
+    {"prompt_tokens": COUNT, "total_tokens": COUNT},
+    optional={"prompt_tokens_details": record({"truncated_tokens": COUNT})},
+)
+
+
+def _of_inputs(members: Mapping[str, Schema]) -> Schema:
+    """Return the schema of an answer with one such object for each input."""
+    data = array(record({"index": COUNT, **members}))
+    own = {"object": {"const": "list"}, "data": data, "usage": USAGE_OF_INPUTS}
+    return record({"id": STRING, "created": COUNT, "model": STRING, **own})
+
+
 TOKEN = {"anyOf": [COUNT, record({"id": COUNT, "piece": either(STRING, array(COUNT))})]}
 
 SCHEMAS: Mapping[str, Schema] = {
@@ -247,12 +260,21 @@ SCHEMAS: Mapping[str, Schema] = {
                 record({"object": {"const": "embedding"}, "index": COUNT, "embedding": either(array(NUMBER), STRING)})
             ),
             "model": STRING,
-            "usage": record(
-                {"prompt_tokens": COUNT, "total_tokens": COUNT},
-                optional={"prompt_tokens_details": record({"truncated_tokens": COUNT})},
-            ),
+            "usage": USAGE_OF_INPUTS,
         }
     ),
+    "Ranking": record(
+        {
+            "id": STRING,
+            "model": STRING,
+            "results": array(
+                record({"index": COUNT, "relevance_score": NUMBER}, optional={"document": record({"text": STRING})})
+            ),
+            "usage": USAGE_OF_INPUTS,
+        }
+    ),
+    "Scores": _of_inputs({"object": {"const": "score"}, "score": NUMBER}),
+    "Classes": _of_inputs({"label": STRING, "probs": array(NUMBER), "num_classes": POSITIVE}),
     "ChatCompletion": record(
         {
             **HEAD,

@@ -12,7 +12,7 @@ from serve_app.core.errors import ContextOverflow
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.names import MAX_MIXED_ADAPTERS, ModelRef, Part
 from serve_app.core.prompt import ImageCard
-from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, SamplerName
+from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, HeadForm, SamplerName
 from serve_app.core.tools import ReasoningParserName, ToolParserName
 
 # Where a vocabulary sets no bound, a text may be so long: room for one of a few long words, or of much white space.
@@ -159,6 +159,7 @@ class RecordCard:
     embedding:       how it embeds texts; None if it does not
     hidden_size:     numbers of a hidden state, and so of an embedding
     embedding_sizes: to which its embeddings may be cut, by its training; 0 among them stands for any
+    head:            how its classification head reads texts; None if it has none, and completes them
     """
 
     returns_hidden_states: bool = False
@@ -166,6 +167,7 @@ class RecordCard:
     embedding: EmbeddingForm | None = None
     hidden_size: int = 0
     embedding_sizes: tuple[int, ...] = ()
+    head: HeadForm | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,25 @@ class EmbeddingForm:
     reason: str | None = None
 
 
+Activation = Literal["sigmoid", "softmax", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadForm(EmbeddingForm):
+    """How a classification head reads a text, or a pair of texts: a logit for each label, from the last token's state.
+
+    labels:       in the order of the logits
+    activation:   makes scores of the logits
+    pad_token_id: is not read at the end of a text; None if the model has none
+    """
+
+    pooling: Pooling = "last"
+    normalizes: bool = False
+    labels: tuple[str, ...]
+    activation: Activation
+    pad_token_id: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordParams:
     """What is wanted of each completion of a request, with its end.
@@ -47,7 +66,7 @@ class RecordParams:
     experts:       the experts that every position was sent to, at every layer
     name:          of the parameter that asked for it, as the client knows it, for refusals
     dimensions:    the one vector that is wanted is cut to so many numbers; None leaves it whole
-    embedding:     the prompt is an input that is embedded so; None is a prompt like any other
+    embedding:     the prompt is an input that is embedded, or read by a head, so; None is a prompt like any other
     """
 
     hidden_states: HiddenStates | None = None

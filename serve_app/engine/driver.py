@@ -438,13 +438,13 @@ class ReplicaEngine(Driver):
             max_waiting=config.max_waiting,
             kv_cache_bytes=model.kv_cache_bytes * config.tensor_parallel,
             block_size=config.block_size,
-            records=record_card(config, model.module),
+            records=record_card(config, model.module, head=model.head),
             images=image_card(model),
             max_mixed_adapters=min(MAX_MIXED_ADAPTERS, config.max_adapters),
             capabilities=EVERYTHING,
             numerics=f"{weights_sample(Path(config.path))} {model.dtype} {config.weights}",
         )
-        self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes)
+        self._record_bounds = RecordBounds.of(model.module, max_bytes=config.max_recorded_bytes, head=model.head)
         self.news: Callable[[int], News] = core.news
 
     @classmethod

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
@@ -18,18 +19,30 @@ from serve_app.api.parse import CHAT, COMPLETION, NATIVE, read_json_object, read
 from serve_app.api.paths import Path
 from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.responses import ResponseHead
+from serve_app.api.scoring import read_classify, read_rerank, read_score
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.http.streams import Renderer
 from serve_app.router.chat import ResponseRenderer, chat_renderer, collect_chat, collect_response
 from serve_app.router.inquiries import Inquiries
 from serve_app.router.native import NativeRenderer, collect_native
 from serve_app.router.places import Places
-from serve_app.router.render import collect, collect_embeddings, completion_renderer
+from serve_app.router.render import collect, collect_recordings, completion_renderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 
 ChooseDialect = Callable[[object], Dialect]
 """Returns the dialect of a request from the `model` that was sent, whatever that is."""
+
+
+class ReadInputs(Protocol):
+    """Returns the request of a body's members. model: asked where none was sent
+
+    Raises InvalidRequest.
+    """
+
+    def __call__(
+        self, members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
+    ) -> EmbeddingRequest: ...
 
 
 class Style(ABC):
@@ -121,20 +134,27 @@ class ResponsesStyle(Style):
         return await collect_response(run, self.renderer(run, request, head))
 
 
-class EmbeddingStyle(Style):
-    """POST /v1/embeddings: completions of no tokens, `model` optional where there is one."""
+class InputStyle(Style):
+    """Embeddings and scores of inputs: completions of no tokens, `model` optional where there is one."""
+
+    def __init__(self, router: Router, inquiries: Inquiries, *, read: ReadInputs) -> None:
+        super().__init__(router, inquiries)
+        self._read_inputs = read
 
     def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        return read_embeddings(members, limits, dialect, model=self._only_model)
+        return self._read_inputs(members, limits, dialect, model=self._only_model)
 
     def renderer(
         self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
     ) -> Renderer:
-        raise AssertionError("embeddings are no stream")
+        raise AssertionError("vectors and scores are no stream")
 
     async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+        record = run.requests[0].record
         assert isinstance(request, EmbeddingRequest)
-        return await collect_embeddings(run, request)
+        assert record is not None
+        assert record.embedding is not None
+        return await collect_recordings(run, partial(request.answer, head, record.embedding))
 
 
 class NativeStyle(Style):
@@ -164,12 +184,16 @@ class InfillStyle(NativeStyle):
         return checked_native(read_infill(members, limits, dialect, model=self._only_model)).seeded()
 
 
-STYLES: Mapping[Path, type[Style]] = MappingProxyType(
+RERANK, SCORE, CLASSIFY = (partial(InputStyle, read=read) for read in (read_rerank, read_score, read_classify))
+STYLES: Mapping[Path, Callable[[Router, Inquiries], Style]] = MappingProxyType(
     {
         Path.COMPLETIONS: OpenAiStyle,
         Path.CHAT: ChatStyle,
         Path.RESPONSES: ResponsesStyle,
-        Path.EMBEDDINGS: EmbeddingStyle,
+        Path.EMBEDDINGS: partial(InputStyle, read=read_embeddings),
+        **dict.fromkeys((Path.RERANK, Path.V1_RERANK, Path.V2_RERANK), RERANK),
+        **dict.fromkeys((Path.SCORE, Path.V1_SCORE), SCORE),
+        **dict.fromkeys((Path.CLASSIFY, Path.V1_CLASSIFY), CLASSIFY),
         Path.NATIVE_COMPLETION: NativeStyle,
         Path.NATIVE_COMPLETIONS: NativeStyle,
         Path.INFILL: InfillStyle,

@@ -11,7 +11,7 @@ from serve_app.constraints.compiler import Compiled
 from serve_app.core.cards import PromptLength
 from serve_app.core.errors import ContextOverflow, InvalidRequest
 from serve_app.core.prompt import Conversation, Image, Infill, Prompt, Rendering
-from serve_app.core.request import GenerationRequest, SamplingParams, leaves_no_room
+from serve_app.core.request import EmbeddingForm, GenerationRequest, HeadForm, SamplingParams, leaves_no_room
 from serve_app.replica.engine import EncodedImage, ImageMarks, PreparedRequest
 from serve_app.text.infill import arrange
 from serve_app.text.regex_stops import check_regexes
@@ -111,14 +111,11 @@ class Preparation:
         """Tokenize the prompt and keep what fits. Raises InvalidRequest."""
         if request.infill is not None:
             return self._read_gap(request, request.infill)
-        prompt, form = request.prompt, None if request.record is None else request.record.embedding
-        if form is not None and form.lowers_case:
-            prompt = replace(
-                prompt, parts=tuple(part.lower() if isinstance(part, str) else part for part in prompt.parts)
-            )
-        prompt_ids = self._tokenizer.encode(spelled(prompt, images, self._marks))
-        if form is not None and prompt.text is not None:
-            prompt_ids += self._tokenizer.suffix_ids
+        form = None if request.record is None else request.record.embedding
+        if form is not None:
+            prompt_ids = self._input_ids(request.prompt, form)
+        else:
+            prompt_ids = self._tokenizer.encode(spelled(request.prompt, images, self._marks))
         check_image_places(prompt_ids, images, self._marks)
         request = without_files(request)
         bounded = self._bounded(request, prompt_ids, has_images=bool(images))
@@ -128,6 +125,23 @@ class Preparation:
         kept = bounded[-num_kept:]
         cut = replace(request, prompt=Prompt(parts=(tuple(kept),)))  # an echo shows what is left of it
         return ReadPrompt(request=cut, token_ids=kept, shown=range(num_kept), num_dropped=len(prompt_ids) - len(kept))
+
+    def _input_ids(self, prompt: Prompt, form: EmbeddingForm) -> list[int]:
+        """Tokenize an input: token ids, a text, or the two texts of a pair. Texts are closed as the tokenizer does.
+
+        Raises InvalidRequest.
+        """
+        parts = tuple(part.lower() if isinstance(part, str) and form.lowers_case else part for part in prompt.parts)
+        match parts:
+            case str() as first, str() as second:
+                token_ids = self._tokenizer.encode_pair(first, second)
+            case _:
+                token_ids = self._tokenizer.encode(replace(prompt, parts=parts))
+                token_ids += self._tokenizer.suffix_ids if prompt.text is not None else ()
+        if isinstance(form, HeadForm):
+            while len(token_ids) > 1 and token_ids[-1] == form.pad_token_id:
+                del token_ids[-1]
+        return token_ids
 
     def _read_gap(self, request: GenerationRequest, infill: Infill) -> ReadPrompt:
         if request.prompt.images:

@@ -11,6 +11,7 @@ from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.error_text import shown
+from serve_app.api.scoring import ClassifyRequest, ScoreRequest
 from serve_app.catalog.resolve import Wanted, write_mix
 from serve_app.core.cards import ModelCard, RecordingKind
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
@@ -96,6 +97,7 @@ def _lowered(
     request: CompletionRequest, model: ModelRef, card: ModelCard, client_request_id: str, *, tenant: Tenant
 ) -> GenerationRequest:
     """Return what is the same for every prompt and adapter of a base, its folder's recommendations among it."""
+    _check_head(request, card, model)
     _check_ids(request, card.vocab_size)
     sampled = request.model_copy(update=request.defaults_of(card.default_sampling))
     writing = writing_of(card)
@@ -375,6 +377,10 @@ STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
 
 def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams | None:
     """Return what to record; None for nothing. Raises UnsupportedParameter for what the operator does not allow."""
+    if isinstance(request, ClassifyRequest) and request.needs_head:
+        head = card.records.head
+        assert head is not None, "it was checked"
+        return RecordParams(hidden_states=head.pooling, name=request.prompt_name, embedding=head)
     if isinstance(request, EmbeddingRequest):
         return _embedding(request, card)
     states, experts = request.return_hidden_states, request.return_routed_experts
@@ -392,6 +398,24 @@ def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams |
     return RecordParams(
         hidden_states="all" if is_echoed else "drawn", echoed=request.echo_last, experts=experts, name=STATES
     )
+
+
+def _check_head(request: CompletionRequest, card: ModelCard, model: ModelRef) -> None:
+    """Raise UnsupportedParameter if the model's classification head, or none, does not fit the request."""
+    head, is_scored = card.records.head, isinstance(request, ClassifyRequest) and request.needs_head
+    if is_scored and head is None:
+        must, found = "name a model with a classification head", f"{card.name}, whose checkpoint has none"
+    elif is_scored and model.parts:
+        must, found = "name a base model, as a classification head is computed without adapters", model.name
+    elif isinstance(request, ScoreRequest) and head is not None and len(head.labels) > 1:
+        must = "name a model whose classification head has one label, which is the score"
+        found = f"{card.name}, whose head has {len(head.labels)}; /v1/classify gives the scores of all of them"
+    elif head is not None and not isinstance(request, EmbeddingRequest):
+        must = "name a model that completes text"
+        found = f"{card.name}, whose checkpoint has a classification head instead"
+    else:
+        return
+    raise UnsupportedParameter.refusing("model", must=must, found=found)
 
 
 def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:

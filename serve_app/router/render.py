@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import BestOf
-from serve_app.api.embeddings import EmbeddingRequest, embeddings_body
 from serve_app.api.logprobs import LegacyLogprobs, ShownRecording, ranked_body
 from serve_app.api.responses import (
     OBJECT,
@@ -402,12 +401,12 @@ def _key(request: CompletionRequest, score: Score) -> float:
     return score.total if request.dialect.best_of is BestOf.RETURNED and score.num_tokens else score.mean
 
 
-async def collect_embeddings(run: Run, request: EmbeddingRequest) -> Fragment:
-    """Read a run to its end and write the whole body, with its vectors in the order of the inputs."""
+async def collect_recordings(run: Run, body: Callable[[Sequence[Recording], Usage], object]) -> Fragment:
+    """Read a run to its end and write the whole body, made of what was recorded of each prompt, in their order."""
     found: dict[int, Recording] = {}
     async for event in run:
         if event.delta.recording is not None:
             found[event.index] = event.delta.recording
-    recordings = [found[index] for index in range(len(request.prompts))]
+    recordings = [found[index] for index in range(len(run.requests))]
     usage = run.stats.usage
-    return await asyncio.to_thread(lambda: Fragment(dump(embeddings_body(request, recordings, usage=usage))))
+    return await asyncio.to_thread(lambda: Fragment(dump(body(recordings, usage))))

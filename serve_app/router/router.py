@@ -13,6 +13,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import DIALECTS, UNION, Dialect, Suffix
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import ModelEntry, adapter_entry, dialects_body, list_models, mix_entry
+from serve_app.api.scoring import ScoreRequest
 from serve_app.catalog.aliases import Weights, heaviest_first, in_order, share_of
 from serve_app.catalog.resolve import Catalog, Wanted
 from serve_app.core.cards import ModelCard
@@ -268,6 +269,9 @@ class Router:
 
     def settled(self, request: CompletionRequest, *, request_id: str = "") -> CompletionRequest:
         """The request with what follows from its models alone, of several what all can do. Raises as `open`."""
+        if isinstance(request, ScoreRequest):
+            card = self._card_of(self._resolver(request, request_id)(Wanted(model=request.model)))
+            return request.apart() if card.records.head is None else request
         has_tools, has_suffix = bool(request.tools_in_prompt), bool(request.suffix) or request.gap is not None
         if not (has_tools or has_suffix or request.unread_by("")):
             return request

@@ -83,6 +83,19 @@ class TextTokenizer:
         self._check_range(token_ids)
         return token_ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Give the tokens of two texts as the tokenizer joins a pair, with all that it puts around and between them.
+
+        Raises InvalidRequest as `encode` does.
+        """
+        for text in (first, second):
+            _check_unicode(text)
+        token_ids: list[int] = self._tokenizer.encode_batch_fast([(first, second)], add_special_tokens=True)[0].ids
+        if not token_ids:
+            raise InvalidRequest.refusing("prompt", must="not be empty", found="no token that the model knows")
+        self._check_range(token_ids)
+        return token_ids
+
     def count(self, text: str) -> int:
         """Say how many tokens a text is cut into, without any that a tokenizer puts in front."""
         _check_unicode(text)

@@ -18,6 +18,7 @@ from serve_app.api.native import INFILL
 from serve_app.api.parameters import NotYet
 from serve_app.api.paths import Path
 from serve_app.api.responding import CHATS_NAMES, NOT_HERE, OWN
+from serve_app.api.scoring import CLASSIFY, RERANK, SCORE
 from serve_app.api.tokenize import APPLY_TEMPLATE, DETOKENIZE, TOKENIZE
 from serve_app.core.errors import ServeError
 from tests.docs.docstrings import told_of
@@ -170,6 +171,11 @@ def embeddings() -> str:
     terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)
     rows = [[code(name), parameter.form.words(terms), parameter.about] for name, parameter in EMBEDDINGS.items()]
     return table(["parameter", "must be", "what it does"], rows)
+
+
+def scoring() -> str:
+    """Parameters of /v1/rerank, /v1/score and /v1/classify."""
+    return _of_routes({Path.V1_RERANK: RERANK, Path.V1_SCORE: SCORE, Path.V1_CLASSIFY: CLASSIFY})
 
 
 def responses() -> str:

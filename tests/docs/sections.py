@@ -33,6 +33,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = MappingProxyType(
         "prose": contract.prose,
         "tokenize": contract.tokenize,
         "embeddings": contract.embeddings,
+        "scoring": contract.scoring,
         "infill": contract.infill,
         "chat": contract.chat,
         "responses": contract.responses,

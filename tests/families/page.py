@@ -50,6 +50,19 @@ prompt, chunks, cached prefixes, forks, and texts beside images. Only image proc
 used. Adapters do not change vision encoders. While images are served, an adapter that would change one is refused
 ([adapters](adapters.md)).
 
+## Classification heads
+
+A checkpoint whose `architectures` end in `ForSequenceClassification` has a head in the place of the vocabulary's. It
+answers [`/v1/rerank`, `/v1/score` and `/v1/classify`](contract.md#rerank-score-and-classify), and completes no text.
+Served are the decoders above whose class in transformers has one linear named `score` over the last token, such as
+`Qwen3ForSequenceClassification` and `LlamaForSequenceClassification`. Scores are those of
+`AutoModelForSequenceClassification`, and of sentence-transformers' `CrossEncoder`. Encoders (`bert`, `xlm-roberta`,
+`modernbert`) are refused by name: every token of theirs reads the whole text.
+
+`config.json` says what makes scores of logits: the `activation_fn` of `sentence_transformers`, which is `Sigmoid`,
+`Softmax` or `Identity`. Without it one label has the sigmoid, several have the softmax. With
+`problem_type: multi_label_classification` each label has the sigmoid. `pad_token_id` is not read at a text's end.
+
 ## Quantised checkpoints
 
 Loading dequantises weights one by one into `dtype`. They then take as much memory as plain weights. The numbers are

@@ -273,6 +273,13 @@ def within(key: object, size: int) -> object:
     return key % size
 
 
+def texts_pair_up(body: Body, served: Served) -> None:
+    """Of several first texts there are as many as of second ones."""
+    first, second = body.get("text_1"), body.get("text_2")
+    if isinstance(first, list) and len(first) > 1 and (not isinstance(second, list) or len(first) != len(second)):
+        body["text_1"] = first[0]
+
+
 def fitting(prompt: Any, served: Served) -> Any:
     match prompt:
         case str():
@@ -313,8 +320,10 @@ RULES: tuple[Callable[[Body, Served], None], ...] = (
     prompts_fit,
     answers_are_gone_on_with,
 )
-CHAT_RULES = (models_are_served, tools_have_names_of_their_own, images_have_places, answers_are_gone_on_with)
-"""Those that concern a chat itself."""
+CHAT_RULES = (
+    models_are_served, tools_have_names_of_their_own, images_have_places, answers_are_gone_on_with, texts_pair_up
+)  # fmt: skip
+"""Those that concern what is no completion: a chat itself, and texts that are scored."""
 
 
 def told() -> Iterator[str]:

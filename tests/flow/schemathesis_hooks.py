@@ -49,6 +49,16 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         case.headers.pop(HEADER, None)
 
 
+def fitting_texts(sent: Any) -> Any:
+    """The first texts, without what may not fit the context."""
+    match sent:
+        case list():
+            return [fitting_texts(each) for each in sent[:4]]
+        case {"text": text}:
+            return {"text": text[:64]}
+    return sent[:64]
+
+
 def obeying(body: Body, path: str) -> Body:
     of_path = served(path)
     if path in (*CONFIGURABLE, *NATIVE):
@@ -60,6 +70,11 @@ def obeying(body: Body, path: str) -> Body:
             return {**body, "tokens": fitting(body["tokens"], of_path)}
         case "/v1/embeddings":
             return {**body, "input": fitting(body["input"], of_path), "dimensions": None}
+        case "/rerank" | "/v1/rerank" | "/v2/rerank":
+            return {**body, "query": fitting(body["query"], of_path), "documents": fitting_texts(body["documents"])}
+        case "/score" | "/v1/score":
+            pair = {name: fitting_texts(body[name]) for name in ("text_1", "text_2")}
+            return obey({**body, **pair}, of_path, is_completion=False)
         case "/tokenize" | "/apply-template" if body.get("messages"):
             return obey(body, of_path, is_completion=False)
     return body

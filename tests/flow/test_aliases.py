@@ -86,6 +86,7 @@ async def test_the_same_user_gets_the_same_version_on_every_route_and_router(
             ("/v1/chat/completions", {"messages": chat["messages"]}),
             ("/v1/responses", {"input": "Hello"}),
             ("/v1/embeddings", {"input": "Hello"}),
+            ("/v1/score", {"text_1": "Hello", "text_2": "Goodbye"}),
             ("/completion", {"prompt": "Hello", "n_predict": 2}),
         ):
             answer = await client.post(path, json=body | more)

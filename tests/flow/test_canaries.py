@@ -152,6 +152,7 @@ SENT: list[tuple[str, str, Any]] = [
         {"model": "tiny", "messages": MESSAGES, "tools": [TOOL], "tool_choice": f"{CANARY}-choice"},
     ),
     ("POST", "/v1/embeddings", {"model": "tiny", "input": f"{CANARY}-input"}),
+    ("POST", "/v1/rerank", {"model": "tiny", "query": f"{CANARY}-query", "documents": [f"{CANARY}-document"]}),
     ("POST", "/completion", {"model": "tiny", "prompt": f"{CANARY}-native", "n_predict": 2}),
     ("POST", "/tokenize", {"model": "tiny", "content": f"{CANARY}-content"}),
     ("POST", "/apply-template", {"model": "tiny", "messages": MESSAGES}),

@@ -23,7 +23,9 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank of adapters."""
 LEAST_RANK = 16
 OTHER = "whether our engine does (`engine: own`) is said by `serve_app models check PATH`"
-OURS = frozenset({"model", "skip_tokenizer_init", "logits_processors", "async_scheduling", "disable_log_stats"})
+OURS = frozenset(
+    {"model", "runner", "skip_tokenizer_init", "logits_processors", "async_scheduling", "disable_log_stats"}
+)
 """What a cluster file cannot say: the replica depends on it."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -46,6 +48,7 @@ def engine_arguments(config: EngineConfig, adapters: Iterable[AdapterRecord]) ->
         raise ModelNotSupported("tensor_parallel: vLLM divides no model here yet, as tokens are drawn in this process")
     arguments: dict[str, Any] = {
         "model": config.path,
+        "runner": "generate",
         "dtype": config.dtype,
         "max_num_seqs": config.max_num_sequences,
         "max_num_batched_tokens": max(config.max_batch_tokens, config.max_num_sequences),

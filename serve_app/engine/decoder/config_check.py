@@ -17,6 +17,8 @@ import transformers
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from serve_app.core.request import HeadForm
+from serve_app.engine.decoder.classifier import READ, class_under_head, head_form
 from serve_app.engine.decoder.linears import cpu_is_fast
 from serve_app.engine.decoder.quantized_formats import Format, formats_of
 from serve_app.engine.decoder.quantized_linear import Bits
@@ -42,6 +44,7 @@ class CheckedConfig:
 
     config:  the whole, without what it says of quantisation;  text: its part for text, or the same
     kind:    the class that completes text with it
+    head:    how its classification head reads texts; None if it has none
     vision:  how it takes images, or why it does not here; None for a model of text
     formats: in which its weights are stored; None where they are plain
     max_model_len: its own context, in tokens
@@ -57,6 +60,7 @@ class CheckedConfig:
     max_model_len: int
     eos_token_ids: frozenset[int] = frozenset()
     notes: tuple[str, ...] = ()
+    head: HeadForm | None = None
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -76,6 +80,7 @@ def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig
     name, text = config.model_type, text_config(config)
     if getattr(config, "is_encoder_decoder", False):
         raise ModelNotSupported(f"{name}: encoder-decoder models are not supported")
+    head = head_form(config)
     formats = _take_formats(config)
     for layer_type in getattr(text, "layer_types", None) or ():
         if layer_type not in SUPPORTED_LAYER_TYPES:
@@ -84,7 +89,7 @@ def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig
     if not isinstance(length, int) or length < 1:
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
     vision = find_vision_support(config, path, is_wanted=with_images)
-    kind = whole_class(config) if isinstance(vision, VisionSupport) else text_class(config)
+    kind = _class_of(config, head, vision)
     notes = []
     if found.get("model_type") not in CONFIG_MAPPING:
         notes.append(f"{CONFIG}: model_type {found.get('model_type')!r} is read as {name}, by its architectures")
@@ -100,7 +105,16 @@ def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig
         max_model_len=length,
         eos_token_ids=_ends(found, config),
         notes=tuple(notes),
+        head=head,
     )
+
+
+def _class_of(
+    config: PreTrainedConfig, head: HeadForm | None, vision: VisionSupport | str | None
+) -> type[PreTrainedModel]:
+    if head is not None:
+        return class_under_head(config)
+    return whole_class(config) if isinstance(vision, VisionSupport) else text_class(config)
 
 
 def _read_config(path: str | Path) -> tuple[PreTrainedConfig, dict[str, Any], list[str]]:
@@ -182,7 +196,7 @@ def _reaches_out(key: str, own: type[PreTrainedConfig]) -> bool:
 
 
 def _unread(found: Mapping[str, Any], config: PreTrainedConfig, kind: type[PreTrainedModel]) -> Iterator[str]:
-    """Name the keys that neither the architecture's configuration nor its modules read."""
+    """Name the keys that neither the architecture's configuration, its modules nor its head's reader read."""
     sources = [inspect.getsource(sys.modules[each.__module__]) for each in (type(config), kind)]
     words = set(re.findall(r"\w+", " ".join(sources)))
     parts: list[tuple[Any, Any]] = [(config, found)]
@@ -190,7 +204,7 @@ def _unread(found: Mapping[str, Any], config: PreTrainedConfig, kind: type[PreTr
     unread = set[str]()
     for part, said in parts:
         if isinstance(part, PreTrainedConfig) and isinstance(said, dict):
-            known = {each.name for each in fields(part)} | set(part.attribute_map) | words | {"model_type"}
+            known = {each.name for each in fields(part)} | set(part.attribute_map) | words | READ | {"model_type"}
             unread |= {key for key in said if key in vars(part) and key not in known}
     if unread - _LISTS_OF_TENSORS:
         named = ", ".join(sorted(unread - _LISTS_OF_TENSORS))

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as library_logging
 
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.classifier import Head, read_head, stored_head
 from serve_app.engine.decoder.config_check import (
     CheckedConfig,
     check_config,
@@ -59,6 +60,7 @@ class LoadedModel:
     why_no_images:  why a model with a vision tower takes none here
     kernels:        who computes attention over pages, as it passed the probe
     shard:          which part of a divided model it is, and with whom; None where it is whole
+    head:           its classification head; None if it has none
     """
 
     module: PreTrainedModel
@@ -75,6 +77,7 @@ class LoadedModel:
     why_no_images: str | None = None
     kernels: Kernels = "torch"
     shard: Shard | None = None
+    head: Head | None = None
 
     @property
     def uses_triton(self) -> bool:
@@ -170,6 +173,7 @@ def _load(config: EngineConfig, peers: Peers | None) -> LoadedModel:
         why_no_images=next((each for each in (checked.vision, tower) if isinstance(each, str)), None),
         kernels=kernels,
         shard=shard,
+        head=None if checked.head is None else read_head(checked.head, config.path),
     )
 
 
@@ -272,6 +276,8 @@ def rehearse(config: EngineConfig) -> Rehearsal:
     part = checked if division is None else division.narrowed(checked)
     num_bytes = count * weight_bytes_on_cpu(part, config.dtype, config.weights)
     dtype = choose_dtype(config.dtype, checked.dtype, torch.device("cpu"))
+    if checked.head is not None:
+        stored_head(checked.head, config.path)
     with _quiet_library():
         weights: Any = outlines(open_slices(Path(config.path)))
         weights = weights if checked.formats is None else as_plain(weights, checked.formats)

@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from serve_app.core.cards import RecordCard
 from serve_app.core.delta import Recording
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.request import GenerationRequest, RecordParams
+from serve_app.core.request import GenerationRequest, HeadForm, RecordParams
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.classifier import Head
 from serve_app.engine.decoder.text_part import text_config
 
 
@@ -26,12 +27,13 @@ class Record:
 
     prompt_length: in tokens
     num_layers:    of the model, with experts or without
+    head:          the model's classification head; None if it has none
     next:          the first position that was not taken
     is_finite:     whether all that it keeps are numbers
     """
 
-    def __init__(self, params: RecordParams, prompt_length: int, *, num_layers: int) -> None:
-        self._params = params
+    def __init__(self, params: RecordParams, prompt_length: int, *, num_layers: int, head: Head | None = None) -> None:
+        self._params, self._head = params, head
         self._prompt_length = prompt_length
         self._num_layers = num_layers
         self._first = first_state(params, prompt_length)
@@ -68,7 +70,7 @@ class Record:
 
     def fork(self, num_tokens: int) -> Record:
         """One of its own for a sequence that goes on behind the first `num_tokens` positions of this one."""
-        child = Record(self._params, self._prompt_length, num_layers=self._num_layers)
+        child = Record(self._params, self._prompt_length, num_layers=self._num_layers, head=self._head)
         child._states = _first_rows(self._states, num_tokens - self._first)
         child._experts = _first_rows(self._experts, num_tokens)
         child.is_finite = self.is_finite
@@ -146,7 +148,12 @@ class Record:
                 return length
 
     def _shaped(self, vector: Tensor) -> Tensor:
-        """[1, hidden], cut and divided by its length as it is wanted; a vector of zeros stays one"""
+        """[1, hidden], cut and divided by its length as it is wanted; a vector of zeros stays one
+
+        Where a head reads the state, [1, labels].
+        """
+        if self._head is not None and isinstance(self._params.embedding, HeadForm):
+            return self._head.logits(vector)
         vector = vector.double()[:, : self._params.dimensions]
         if self._params.embedding is not None and self._params.embedding.normalizes:
             vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
@@ -213,6 +220,7 @@ class RecordBounds:
     hidden_size: numbers of a hidden state
     num_layers:  with experts or without
     num_chosen:  experts that a token is sent to; 0 where the model has none
+    head:        its classification head; None if it has none
     max_bytes:   that one prompt with its completions may ask for
     """
 
@@ -220,9 +228,10 @@ class RecordBounds:
     num_layers: int
     num_chosen: int
     max_bytes: int
+    head: Head | None = None
 
     @classmethod
-    def of(cls, module: PreTrainedModel, *, max_bytes: int) -> Self:
+    def of(cls, module: PreTrainedModel, *, max_bytes: int, head: Head | None = None) -> Self:
         text = text_config(module.config)
         num_chosen = next((int(found) for name in CHOSEN_NAMES if (found := getattr(text, name, None))), MOST_CHOSEN)
         return cls(
@@ -230,6 +239,7 @@ class RecordBounds:
             num_layers=int(text.num_hidden_layers),
             num_chosen=num_chosen if expert_layers(module) else 0,
             max_bytes=max_bytes,
+            head=head,
         )
 
     def records(self, request: GenerationRequest, prompt_length: int, *, max_tokens: int) -> list[Record | None]:
@@ -257,7 +267,7 @@ class RecordBounds:
                 " max_recorded_bytes.",
                 facts={"max_recorded_bytes": self.max_bytes},
             )
-        return [Record(wanted, prompt_length, num_layers=self.num_layers) for _ in range(request.n)]
+        return [Record(wanted, prompt_length, num_layers=self.num_layers, head=self.head) for _ in range(request.n)]
 
     def _wanted(self, params: RecordParams | None) -> RecordParams | None:
         """Return the wish without experts if the model has none."""
@@ -266,13 +276,14 @@ class RecordBounds:
         return None if params.hidden_states is None else replace(params, experts=False)
 
 
-def record_card(config: EngineConfig, module: PreTrainedModel) -> RecordCard:
+def record_card(config: EngineConfig, module: PreTrainedModel, *, head: Head | None = None) -> RecordCard:
     """Return what routers are told of recordings."""
     return RecordCard(
         returns_hidden_states=config.return_hidden_states,
         returns_routed_experts=config.return_routed_experts,
         hidden_size=hidden_size_of(module),
         embedding_sizes=embedding_sizes_of(module),
+        head=None if head is None else head.form,
     )
 
 
