@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -32,7 +32,7 @@ class Evaluation:
     metric: the name of its column
     """
 
-    frame: pandas.DataFrame
+    frame: pandas.DataFrame = field(repr=False)
     metric: str
 
     def summary(self) -> pandas.DataFrame:

@@ -119,14 +119,14 @@ def agreement(frame: pandas.DataFrame) -> Figure:
 def latency(frame: pandas.DataFrame) -> Figure:
     """What share of a model's completions was there after how many seconds, a wait for a place included."""
     figure: Figure
-    figure, axes = plt.subplots(figsize=(6.4, 2.8))
+    figure, axes = plt.subplots(figsize=(8.4, 2.8))
     for colour, (model, seconds) in zip(
         _colours(frame["model"].nunique()), frame.groupby("model", sort=False)["seconds"], strict=True
     ):
         axes.ecdf(seconds.dropna(), color=colour, label=f"{model}: median {seconds.median():.2f} s")
     axes.set(xlabel="seconds", ylabel="share of completions", xlim=(0, None))
     axes.grid(axis="y")
-    for text in axes.legend(loc="lower right", fontsize=8).get_texts():
+    for text in axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8).get_texts():
         text.set_parse_math(False)
     return figure
 

@@ -74,7 +74,7 @@ def _deploy(port: int) -> None:
     content: dict[str, Any] = yaml.safe_load((REPOSITORY / "cluster.yaml").read_text(encoding="utf-8"))
     for application in content["applications"]:
         if application["name"] != "router":
-            application["args"]["lease_s"] = LEASE_S
+            application["args"] |= {"lease_s": LEASE_S, "return_hidden_states": True}
         for deployment in application["deployments"]:
             deployment |= CHANGES[deployment["name"]]
     config = ServeDeploySchema.model_validate(content)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import httpx2
+import numpy
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -22,7 +23,7 @@ PROMPT = "Once upon a time"
 def client() -> Iterator[Client]:
     """Of a service that runs in the client's own loop."""
     background = Background()
-    entered = running_stack(num_replicas=1)
+    entered = running_stack(num_replicas=1, return_hidden_states=True)
     stack = background.run(entered.__aenter__())
     transport = httpx2.ASGITransport(app=stack.app)
     made = Client("http://flow", http_client=httpx2.AsyncClient(transport=transport), background=background)
@@ -180,6 +181,22 @@ def test_more_prompts_than_one_request_takes_are_several_requests(client: Client
     batch = client.complete(["The cat"] * 257, "demo", max_tokens=1, temperature=0)
     assert [each.index for each in batch] == list(range(257))
     assert len({each.text for each in batch}) == 1
+
+
+def test_a_score_is_what_the_tokens_would_have_been_drawn_with(client: Client) -> None:
+    written = client.complete(PROMPT, "demo:pirate", max_tokens=6, temperature=0, logprobs=0)[0]
+    (score,) = client.score(PROMPT, [written.text], "demo:pirate").to_dict("records")
+    assert score["tokens"] == len(written.tokens)
+    assert score["logprob"] == pytest.approx(written.logprob, abs=1e-4)
+    assert client.score(PROMPT, [written.text], "demo")["logprob"].item() < score["logprob"]
+
+
+def test_an_embedding_is_the_mean_of_the_hidden_states_at_length_one(client: Client) -> None:
+    states = client.hidden_states(PROMPT, "demo")
+    assert len(states) == len(client.tokens(PROMPT, "demo"))
+    mean = states.mean(axis=0)
+    (vector,) = client.embed(PROMPT, "demo")
+    assert vector == pytest.approx(mean / numpy.linalg.norm(mean), abs=1e-5)
 
 
 def test_cells_of_prompts_are_completed_and_compared(client: Client) -> None:
