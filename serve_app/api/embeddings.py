@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import Dialect
@@ -82,13 +82,12 @@ def table_of(parameters: Mapping[str, Parameter]) -> dict[str, Disposition]:
     }
 
 
-_TABLE = table_of(EMBEDDINGS)
-
-
 class EmbeddingRequest(CompletionRequest):
     """An embedding is a completion of no tokens, of whose prompt the hidden states are wanted.
 
     dimensions: None is all that the model has;  is_base64: how vectors are written
+    table:      what is done with each name of a body;  required: names that it has
+    described:  what a route does, and the names of the schemas of body and answer
     """
 
     dimensions: int | None = None
@@ -96,6 +95,36 @@ class EmbeddingRequest(CompletionRequest):
 
     id_prefix: ClassVar[str] = "embd"
     prompt_name: ClassVar[str] = "input"
+    table: ClassVar[Mapping[str, Disposition]] = table_of(EMBEDDINGS)
+    required: ClassVar[tuple[str, ...]] = ("input",)
+    described: ClassVar[tuple[str, str, str]] = ("Embed texts", "EmbeddingsRequest", "Embeddings")
+
+    @classmethod
+    def read(
+        cls, members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
+    ) -> Self:
+        """Return the request that these members of a JSON object make.
+
+        model: asked where none was sent
+
+        Raises InvalidRequest.
+        """
+        terms, table = Terms(limits=limits, dialect=dialect), cls.table
+        fields = read_fields(members, table, refuses_unknown=dialect.refuses_unknown)
+        values: dict[str, Any] = {
+            name: form_of(name, table).read(Value(name=fields.spelled(name), sent=sent, terms=terms))
+            for name, sent in fields.values.items()
+        }
+        for name in cls.required:
+            if name not in values:
+                raise InvalidRequest.refusing(name, must=f"be {form_of(name, table).words(terms)}", found="nothing")
+        own = {"model": values.pop("model", None) or model(), "ignored_parameters": tuple(fields.ignored)}
+        return cls(**cls._fields_of(values), **own, max_tokens=0, dialect=dialect)
+
+    @classmethod
+    def _fields_of(cls, values: dict[str, Any]) -> dict[str, Any]:
+        is_base64 = values.pop("encoding_format", None) == "base64"
+        return {"prompts": values.pop("input"), "is_base64": is_base64, **values}
 
     def answer(
         self, head: ResponseHead, form: EmbeddingForm, recordings: Sequence[Recording], usage: Usage
@@ -104,65 +133,17 @@ class EmbeddingRequest(CompletionRequest):
 
         form: by which the model read the inputs;  recordings: of each prompt, in order
         """
-        vectors = [each.hidden_states for each in recordings]
-        return {
-            "object": "list",
-            "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": base64.b64encode(v).decode() if self.is_base64 else Fragment(numbers_text(v)),
-                }
-                for index, v in enumerate(vectors)
-            ],
-            "model": head.model,
-            "usage": usage_of(usage),
-        }
+        counts: dict[str, object] = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
+        if usage.truncated_tokens:
+            counts["prompt_tokens_details"] = {"truncated_tokens": usage.truncated_tokens}
+        return {"object": "list", "data": self._items(form, recordings), "model": head.model, "usage": counts}
 
-
-def read_embeddings(
-    members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
-) -> EmbeddingRequest:
-    """Return the request that these members of a JSON object make.
-
-    model: asked where none was sent
-
-    Raises InvalidRequest.
-    """
-    values = read_values(members, _TABLE, Terms(limits=limits, dialect=dialect), required=("input",), model=model)
-    is_base64 = values.pop("encoding_format", None) == "base64"
-    return EmbeddingRequest(**{"prompts": values.pop("input"), **values}, is_base64=is_base64)
-
-
-def read_values(
-    members: Mapping[str, object],
-    table: Mapping[str, Disposition],
-    terms: Terms,
-    *,
-    required: Sequence[str],
-    model: Callable[[], str],
-) -> dict[str, Any]:
-    """Return the values of a body's members, with what every request of no generated tokens has.
-
-    model: asked where none was sent
-
-    Raises InvalidRequest.
-    """
-    fields = read_fields(members, table, refuses_unknown=terms.dialect.refuses_unknown)
-    values: dict[str, Any] = {
-        name: form_of(name, table).read(Value(name=fields.spelled(name), sent=sent, terms=terms))
-        for name, sent in fields.values.items()
-    }
-    for name in required:
-        if name not in values:
-            raise InvalidRequest.refusing(name, must=f"be {form_of(name, table).words(terms)}", found="nothing")
-    own = {"max_tokens": 0, "dialect": terms.dialect, "ignored_parameters": tuple(fields.ignored)}
-    return {**values, **own, "model": values.get("model") or model()}
-
-
-def usage_of(usage: Usage) -> dict[str, object]:
-    """Return the usage of a request of no generated tokens."""
-    counts: dict[str, object] = {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens}
-    if usage.truncated_tokens:
-        counts["prompt_tokens_details"] = {"truncated_tokens": usage.truncated_tokens}
-    return counts
+    def _items(self, form: EmbeddingForm, recordings: Sequence[Recording]) -> list[dict[str, object]]:
+        return [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(v).decode() if self.is_base64 else Fragment(numbers_text(v)),
+            }
+            for index, v in enumerate(each.hidden_states for each in recordings)
+        ]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from serve_app.api.adapters import LOAD, UNLOAD
-from serve_app.api.body_schemas import body_schema, native_schema
-from serve_app.api.contradictions import continued
-from serve_app.api.dialects import DIALECTS, HEADER, LLAMA_CPP, Dialect
-from serve_app.api.embeddings import EMBEDDINGS
+from serve_app.api.contradictions import continued, excluded
+from serve_app.api.dialects import DIALECTS, HEADER, LLAMA_CPP, UNLIMITED, Dialect
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.forms.form import Parameter, Terms
 from serve_app.api.forms.schema import BOOLEAN, NOTHING, STRING, Schema, either, nullable, record, reference
+from serve_app.api.groups import StreamOptions
 from serve_app.api.limits import WireLimits
-from serve_app.api.native import ASKED, INFILL, NEEDLESS
-from serve_app.api.parse import CHAT, COMPLETION
+from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
+from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
+from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
 from serve_app.api.paths import OF_ADAPTERS, OPEN, SERVICES, AdminPath, Path, Service
 from serve_app.api.responding import RESPONSES
 from serve_app.api.schemas import ADMIN_SCHEMAS, SCHEMAS
-from serve_app.api.scoring import CLASSIFY, RERANK, SCORE
+from serve_app.api.scoring import INPUT_ROUTES
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
 from serve_app.core.version import service_version
 
@@ -112,10 +113,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect, *, asks_for_keys: boo
                 "ResponsesRequest": body_schema(RESPONSES, terms),
                 "NativeRequest": native_schema(Terms(limits=limits, dialect=LLAMA_CPP)),
                 "InfillRequest": _infill(Terms(limits=limits, dialect=LLAMA_CPP)),
-                "EmbeddingsRequest": _inputs_schema(EMBEDDINGS, terms, "input"),
-                "RerankRequest": _inputs_schema(RERANK, terms, "query", "documents"),
-                "ScoreRequest": _inputs_schema(SCORE, terms, "text_1", "text_2"),
-                "ClassifyRequest": _inputs_schema(CLASSIFY, terms, "input"),
+                **{kind.described[1]: _inputs_schema(kind, terms) for kind in INPUT_ROUTES.values()},
                 "TokenizeRequest": _tokenize(terms),
                 "ApplyTemplateRequest": {
                     **_object(APPLY_TEMPLATE, terms, asked="messages"),
@@ -143,13 +141,11 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
         Path.COMPLETION: _fetched("CompletionChunk"),
         Path.CHAT_COMPLETION: _fetched("ChatChunk"),
-        Path.CAPSULE: _operation(
-            "How a completion was computed, and what came of it", "Capsule", parameters=[RESPONSE_ID]
-        ),
+        Path.CAPSULE: _operation("What a completion came of, and what it was", "Capsule", parameters=[RESPONSE_ID]),
         Path.RESPONSES: _completions(
             "ResponsesRequest", "Response", "ResponseEvent", has_end=False, summary="Answer a chat in items"
         ),
-        **_of_inputs(),
+        **{path: _inputs(kind) for path, kind in INPUT_ROUTES.items()},
         Path.NATIVE_COMPLETION: native,
         Path.NATIVE_COMPLETIONS: native,
         Path.INFILL: _completions("InfillRequest", "NativeCompletion", "NativeResult", has_end=False),
@@ -226,20 +222,8 @@ def _fetched(chunk: str) -> dict[str, Any]:
     return operation
 
 
-def _of_inputs() -> dict[Path, dict[str, Any]]:
-    """Return the operations of routes that embed or score inputs."""
-    rerank = _inputs("Rank documents by a query", "Ranking", body="RerankRequest")
-    score = _inputs("Score pairs of texts", "Scores", body="ScoreRequest")
-    classify = _inputs("Classify texts", "Classes", body="ClassifyRequest")
-    return {
-        Path.EMBEDDINGS: _inputs("Embed texts", "Embeddings", body="EmbeddingsRequest"),
-        **dict.fromkeys((Path.RERANK, Path.V1_RERANK, Path.V2_RERANK), rerank),
-        **dict.fromkeys((Path.SCORE, Path.V1_SCORE), score),
-        **dict.fromkeys((Path.CLASSIFY, Path.V1_CLASSIFY), classify),
-    }
-
-
-def _inputs(summary: str, answer: str, *, body: str) -> dict[str, Any]:
+def _inputs(kind: type[EmbeddingRequest]) -> dict[str, Any]:
+    summary, body, answer = kind.described
     operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
     told = (HEADER, "X-Served-Model", "X-Ignored-Parameters", "X-Truncated-Prompt-Tokens")
     operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
@@ -250,8 +234,8 @@ def _explain() -> dict[str, Any]:
     operation = _operation(
         "Say what a request would do", "Explanation", body="CompletionRequest", parameters=[DIALECT_HEADER]
     )
-    schema = either(reference("CompletionRequest"), reference("ChatRequest"))
-    operation["requestBody"]["content"] = {"application/json": {"schema": schema}}
+    bodies = either(reference("CompletionRequest"), reference("ChatRequest"))
+    operation["requestBody"]["content"] = {"application/json": {"schema": bodies}}
     return operation
 
 
@@ -334,10 +318,10 @@ def _object(table: Mapping[str, Parameter], terms: Terms, *, asked: str) -> Sche
     return {"type": "object", "required": [asked], **_properties(table, terms, asked=(asked,))}
 
 
-def _inputs_schema(table: Mapping[str, Parameter], terms: Terms, *asked: str) -> Schema:
-    """Return the schema of a body of inputs, in which names that are no parameters are told and ignored."""
-    described = _properties(table, terms, asked=asked)
-    return {"type": "object", "required": list(asked), **described, "additionalProperties": True}
+def _inputs_schema(kind: type[EmbeddingRequest], terms: Terms) -> Schema:
+    table = {name: each.parameter for name, each in kind.table.items() if isinstance(each, Carried)}
+    described = _properties(table, terms, asked=kind.required) | {"additionalProperties": True}
+    return {"type": "object", "required": list(kind.required), **described}
 
 
 def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[str, ...]) -> Schema:
@@ -361,15 +345,11 @@ REFUSALS = {
     403: "The key is for something else, or the folder is not allowed.",
 }
 FAILURES = {
+    **{status: ERRORS[status] for status in (405, 408, 409, 413, 500)},
     403: REFUSALS[403],
     400: "A field is unknown or out of its range; the message names it.",
     404: "There is no such tenant, key, adapter, file or batch.",
-    409: "The stream was fetched anew elsewhere; within a stream only.",
-    413: "The body is larger than the server reads.",
     415: "The body is not JSON.",
-    405: "The route has other methods; `Allow` names them.",
-    408: "The body did not arrive in time.",
-    500: "The server failed.",
     503: "The store does not answer, or no replica is ready; repeat after `Retry-After` seconds.",
 }
 
@@ -412,3 +392,109 @@ def _admin_operation(path: AdminPath, service: Service) -> dict[str, Any]:
     if service.name == "add_file":
         operation["requestBody"]["content"] = {"multipart/form-data": {"schema": reference("NewFile")}}
     return operation
+
+
+NOT_CARRIED_OUT = "Not carried out by this server."
+CHANGES_NO_ANSWER: Schema = {"description": "Changes no answer; it is told in the header X-Ignored-Parameters."}
+UNKNOWN_NAMES = (
+    "A name that is none of these is ignored and told in the header X-Ignored-Parameters, unless it looks like a"
+    " misspelled one. The dialects openai and fireworks refuse it."
+)
+
+
+def body_schema(kind: Body[Any], terms: Terms) -> Schema:
+    """Return the schema of one kind of body in one dialect."""
+    has_default_model = (kind.default_model or terms.dialect.default_model) is not None
+    properties = {name: _property(name, kind, terms) for name in kind.table}
+    properties["stream_options"]["anyOf"] = [_options(terms), NOTHING]
+    schema = {
+        "type": "object",
+        "required": list(kind.required),
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
+        "description": UNKNOWN_NAMES,
+        "properties": properties,
+        "not": {"anyOf": excluded(terms, kind.table)},
+    }
+    return with_optional_model(schema) if has_default_model else schema
+
+
+def native_schema(terms: Terms) -> Schema:
+    """Return the schema of llama.cpp's own routes, which need no model if one is served, and rank nothing."""
+    schema = with_optional_model(body_schema(NATIVE, terms))
+    for name in NOT_NATIVE:
+        neutral = {"enum": [False, None]} if name.startswith("return_") else NOTHING
+        schema["properties"][name] = {**neutral, "description": "Carried out at /v1/completions only."}
+    return schema
+
+
+def with_optional_model(schema: Schema) -> Schema:
+    """Return the same schema with an optional `model`."""
+    model = dict(schema["properties"]["model"])
+    about = {"description": model.pop("description")}
+    properties = {**schema["properties"], "model": {**nullable(model), **about}}
+    return {**schema, "required": [name for name in schema["required"] if name != "model"], "properties": properties}
+
+
+def _options(terms: Terms) -> Schema:
+    """Return the schema of `stream_options`."""
+    return {
+        "type": "object",
+        "properties": {name: _option(each) for name, each in STREAM_OPTIONS.items()},
+        "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
+    }
+
+
+def _option(disposition: Disposition) -> Schema:
+    if isinstance(disposition, Inert):
+        return CHANGES_NO_ANSWER
+    assert isinstance(disposition, Carried)
+    return {**nullable(BOOLEAN), "description": disposition.parameter.about}
+
+
+def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:
+    match kind.table[name]:
+        case Carried(parameter):
+            described = f"{parameter.about} Must be {parameter.form.words(terms)}."
+            return {**_value_schema(name, kind, terms), "description": described}
+        case Renamed() as disposition:
+            described = f"Another name of `{disposition.to}`. {disposition.besides}".rstrip()
+            return {**_renamed_schema(name, disposition, kind, terms), "description": described}
+        case Inert():
+            return CHANGES_NO_ANSWER
+        case NotYet() as disposition:
+            return {"enum": [*disposition.neutral, None], "description": f"{NOT_CARRIED_OUT} {disposition.instead}"}
+        case _ as disposition:
+            assert_never(disposition)
+
+
+def _value_schema(name: str, kind: Body[Any], terms: Terms) -> Schema:
+    """Return the schema of a parameter's own name; null means the default unless the parameter is required."""
+    schema = form_of(name, kind.table).schema(terms)
+    if name in kind.required:
+        return schema
+    return {**nullable(*_forms(schema)), "default": _default(name, kind, terms)}
+
+
+def _renamed_schema(name: str, disposition: Renamed, kind: Body[Any], terms: Terms) -> Schema:
+    """Return the schema of another name of a parameter."""
+    values = [*_forms(form_of(name, kind.table).schema(terms)), *({"const": value} for value in disposition.absent)]
+    return {**nullable(*values), "default": None if disposition.besides else _default(disposition.to, kind, terms)}
+
+
+def _forms(schema: Schema) -> list[Schema]:
+    return list(schema.get("anyOf") or [schema])
+
+
+def _default(name: str, kind: Body[Any], terms: Terms) -> object:
+    defaults = {**kind.defaults, **terms.dialect.defaults}
+    if name in defaults:
+        value = defaults[name]
+    else:
+        field = kind.request.model_fields.get(name)
+        value = None if field is None or field.is_required() else field.get_default()
+    is_unlimited = name == "max_tokens" and value == UNLIMITED
+    if isinstance(value, StreamOptions) or (is_unlimited and not terms.dialect.takes_unlimited_tokens):
+        return None  # means the same, and may be sent
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -89,10 +89,10 @@ def _offers(kind: str) -> list[Offer]:
 
 def _schemas(kind: str) -> Mapping[str, Any]:
     """Return the parameters by name, as the service describes them."""
-    from serve_app.api.body_schemas import body_schema
     from serve_app.api.dialects import UNION
     from serve_app.api.forms.form import Terms
     from serve_app.api.limits import DEFAULT_LIMITS
+    from serve_app.api.openapi import body_schema
     from serve_app.api.parse import CHAT, COMPLETION
 
     terms = Terms(limits=DEFAULT_LIMITS, dialect=UNION)

@@ -100,7 +100,7 @@ class Finish:
 class Recording:
     """What was wanted, of one sequence; little-endian and in C order.
 
-    hidden_states: float32 [states, hidden], what the last layer and its norm gave; of a classification head its logits,
+    hidden_states: float32 [states, hidden], what the last layer and its norm gave; of a classification head its scores,
                    [1, labels]; b"" where it was not asked for
     num_states:    how many of them
     experts:       int32 [positions, layers, experts per token], in the order in which they were chosen; -1 all along a

@@ -43,7 +43,7 @@ Activation = Literal["sigmoid", "softmax", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadForm(EmbeddingForm):
-    """How a classification head reads a text, or a pair of texts: a logit for each label, from the last token's state.
+    """How a classification head reads a text, or a pair of texts: a score for each label, from the last token's state.
 
     labels:       in the order of the logits
     activation:   makes scores of the logits

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import LLAMA_CPP, Dialect
-from serve_app.api.embeddings import EmbeddingRequest, read_embeddings
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.error_text import shown
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import NOT_NATIVE, read_infill
@@ -19,7 +19,7 @@ from serve_app.api.parse import CHAT, COMPLETION, NATIVE, read_json_object, read
 from serve_app.api.paths import Path
 from serve_app.api.responding import ResponsesRequest, read_responses
 from serve_app.api.responses import ResponseHead
-from serve_app.api.scoring import read_classify, read_rerank, read_score
+from serve_app.api.scoring import INPUT_ROUTES
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.http.streams import Renderer
 from serve_app.router.chat import ResponseRenderer, chat_renderer, collect_chat, collect_response
@@ -32,17 +32,6 @@ from serve_app.router.run import Run
 
 ChooseDialect = Callable[[object], Dialect]
 """Returns the dialect of a request from the `model` that was sent, whatever that is."""
-
-
-class ReadInputs(Protocol):
-    """Returns the request of a body's members. model: asked where none was sent
-
-    Raises InvalidRequest.
-    """
-
-    def __call__(
-        self, members: Mapping[str, object], limits: WireLimits, dialect: Dialect, *, model: Callable[[], str]
-    ) -> EmbeddingRequest: ...
 
 
 class Style(ABC):
@@ -137,12 +126,12 @@ class ResponsesStyle(Style):
 class InputStyle(Style):
     """Embeddings and scores of inputs: completions of no tokens, `model` optional where there is one."""
 
-    def __init__(self, router: Router, inquiries: Inquiries, *, read: ReadInputs) -> None:
+    def __init__(self, router: Router, inquiries: Inquiries, *, kind: type[EmbeddingRequest]) -> None:
         super().__init__(router, inquiries)
-        self._read_inputs = read
+        self._kind = kind
 
     def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        return self._read_inputs(members, limits, dialect, model=self._only_model)
+        return self._kind.read(members, limits, dialect, model=self._only_model)
 
     def renderer(
         self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
@@ -184,16 +173,12 @@ class InfillStyle(NativeStyle):
         return checked_native(read_infill(members, limits, dialect, model=self._only_model)).seeded()
 
 
-RERANK, SCORE, CLASSIFY = (partial(InputStyle, read=read) for read in (read_rerank, read_score, read_classify))
 STYLES: Mapping[Path, Callable[[Router, Inquiries], Style]] = MappingProxyType(
     {
         Path.COMPLETIONS: OpenAiStyle,
         Path.CHAT: ChatStyle,
         Path.RESPONSES: ResponsesStyle,
-        Path.EMBEDDINGS: partial(InputStyle, read=read_embeddings),
-        **dict.fromkeys((Path.RERANK, Path.V1_RERANK, Path.V2_RERANK), RERANK),
-        **dict.fromkeys((Path.SCORE, Path.V1_SCORE), SCORE),
-        **dict.fromkeys((Path.CLASSIFY, Path.V1_CLASSIFY), CLASSIFY),
+        **{path: partial(InputStyle, kind=kind) for path, kind in INPUT_ROUTES.items()},
         Path.NATIVE_COMPLETION: NativeStyle,
         Path.NATIVE_COMPLETIONS: NativeStyle,
         Path.INFILL: InfillStyle,

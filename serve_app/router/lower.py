@@ -380,6 +380,7 @@ def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams |
     if isinstance(request, ClassifyRequest) and request.needs_head:
         head = card.records.head
         assert head is not None, "it was checked"
+        head = head if request.use_activation else replace(head, activation="none")
         return RecordParams(hidden_states=head.pooling, name=request.prompt_name, embedding=head)
     if isinstance(request, EmbeddingRequest):
         return _embedding(request, card)
@@ -427,6 +428,8 @@ def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
         found = f"{card.name}, which has none" + (f": {form.reason}" if form is not None else "")
         raise UnsupportedParameter.refusing("model", must=must, found=found, remedy=remedy)
     _check_dimensions(request.dimensions, card)
+    if isinstance(request, ScoreRequest):  # a cosine is the product of vectors of length 1
+        form = replace(form, normalizes=True)
     return RecordParams(
         hidden_states=form.pooling, name=request.prompt_name, dimensions=request.dimensions, embedding=form
     )

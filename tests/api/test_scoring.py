@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from serve_app.api.dialects import OPENAI, UNION
 from serve_app.api.limits import WireLimits
 from serve_app.api.responses import ResponseHead
-from serve_app.api.scoring import RerankRequest, activated, cosine, read_classify, read_rerank, read_score
+from serve_app.api.scoring import ClassifyRequest, RerankRequest, ScoreRequest
 from serve_app.core.delta import Recording, Usage
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.request import EmbeddingForm, HeadForm
@@ -22,8 +21,8 @@ HEAD = ResponseHead(id="rerank-1", created=1, model="tiny")
 FORM = HeadForm(labels=("relevant",), activation="sigmoid")
 
 
-def read(reader: Any, **members: object) -> Any:
-    return reader(members, LIMITS, UNION, model=lambda: "only")
+def read(kind: type[ClassifyRequest], **members: object) -> Any:
+    return kind.read(members, LIMITS, UNION, model=lambda: "only")
 
 
 def recordings(*vectors: Sequence[float]) -> list[Recording]:
@@ -36,67 +35,67 @@ def ranked(request: RerankRequest, form: EmbeddingForm, *vectors: Sequence[float
 
 
 def test_documents_are_texts_or_objects_with_one() -> None:
-    request = read(read_rerank, query="q", documents=["a", {"text": "b"}], activation=False, odd=1)
+    request = read(RerankRequest, query="q", documents=["a", {"text": "b"}], activation=False, odd=1)
     assert request.pairs == (("q", "a"), ("q", "b"))
     assert [each.parts for each in request.prompts] == [("q", "a"), ("q", "b")]
     assert (request.model, request.use_activation, request.ignored_parameters) == ("only", False, ("odd",))
-    assert read(read_rerank, query="q", documents="a").pairs == (("q", "a"),)
+    assert read(RerankRequest, query="q", documents="a").pairs == (("q", "a"),)
 
 
 def test_one_first_text_is_that_of_every_pair() -> None:
-    assert read(read_score, text_1="a", text_2=["b", "c"]).pairs == (("a", "b"), ("a", "c"))
-    assert read(read_score, text_1=["a", "b"], text_2=["c", "d"]).pairs == (("a", "c"), ("b", "d"))
+    assert read(ScoreRequest, text_1="a", text_2=["b", "c"]).pairs == (("a", "b"), ("a", "c"))
+    assert read(ScoreRequest, text_1=["a", "b"], text_2=["c", "d"]).pairs == (("a", "c"), ("b", "d"))
 
 
 @pytest.mark.parametrize(
-    ("reader", "members", "param", "words"),
+    ("kind", "members", "param", "words"),
     [
-        (read_rerank, {"query": "q"}, "documents", "found nothing"),
-        (read_rerank, {"documents": "a"}, "query", "found nothing"),
-        (read_rerank, {"query": "", "documents": "a"}, "query", "must be a non-empty string"),
-        (read_rerank, {"query": ["q"], "documents": "a"}, "query", "must be a non-empty string"),
-        (read_rerank, {"query": "q", "documents": []}, "documents", "or a list of 1 to 3 of them; found []"),
-        (read_rerank, {"query": "q", "documents": list("abcd")}, "documents", "found 4 elements"),
-        (read_rerank, {"query": "q", "documents": ["a", {"text": ""}]}, "documents[1].text", 'found ""'),
-        (read_rerank, {"query": "q", "documents": ["a", {"image": "b"}]}, "documents[1]", 'object with such a "text"'),
-        (read_rerank, {"query": "q", "documents": "a" * 9}, "documents", "at most 8 characters"),
-        (read_rerank, {"query": "q", "documents": "a", "top_n": -1}, "top_n", "an integer from 0"),
-        (read_rerank, {"query": "q", "documents": "a", "instruction": "b"}, "instruction", "not carried out"),
-        (read_score, {"text_1": ["a", "b"], "text_2": ["c"]}, "text_2", "as many texts as text_1"),
-        (read_classify, {"input": "a", "stream": True}, "stream", "not carried out"),
+        (RerankRequest, {"query": "q"}, "documents", "found nothing"),
+        (RerankRequest, {"documents": "a"}, "query", "found nothing"),
+        (RerankRequest, {"query": "", "documents": "a"}, "query", "must be a non-empty string"),
+        (RerankRequest, {"query": ["q"], "documents": "a"}, "query", "must be a non-empty string"),
+        (RerankRequest, {"query": "q", "documents": []}, "documents", "or a list of 1 to 3 of them; found []"),
+        (RerankRequest, {"query": "q", "documents": list("abcd")}, "documents", "found 4 elements"),
+        (RerankRequest, {"query": "q", "documents": ["a", {"text": ""}]}, "documents[1].text", 'found ""'),
+        (
+            RerankRequest,
+            {"query": "q", "documents": ["a", {"image": "b"}]},
+            "documents[1]",
+            'object with such a "text"',
+        ),
+        (RerankRequest, {"query": "q", "documents": "a" * 9}, "documents", "at most 8 characters"),
+        (RerankRequest, {"query": "q", "documents": "a", "top_n": -1}, "top_n", "an integer from 0"),
+        (RerankRequest, {"query": "q", "documents": "a", "instruction": "b"}, "instruction", "not carried out"),
+        (ScoreRequest, {"text_1": ["a", "b"], "text_2": ["c"]}, "text_2", "as many texts as text_1"),
+        (ClassifyRequest, {"input": "a", "stream": True}, "stream", "not carried out"),
     ],
 )
-def test_what_is_wrong_is_named(reader: Any, members: dict[str, object], param: str, words: str) -> None:
+def test_what_is_wrong_is_named(
+    kind: type[ClassifyRequest], members: dict[str, object], param: str, words: str
+) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        read(reader, **members)
+        read(kind, **members)
     assert caught.value.param == param
     assert words in caught.value.message
 
 
 def test_a_strict_dialect_refuses_unknown_names() -> None:
     with pytest.raises(UnsupportedParameter):
-        read_rerank({"query": "q", "documents": "a", "odd": 1}, LIMITS, OPENAI, model=lambda: "only")
+        RerankRequest.read({"query": "q", "documents": "a", "odd": 1}, LIMITS, OPENAI, model=lambda: "only")
 
 
 def test_the_best_documents_come_first_by_logit_and_by_cosine() -> None:
-    request = read(read_rerank, query="q", documents=["a", "b", "c"], top_n=2)
-    assert [index for index, _ in ranked(request, FORM, [-1.0], [2.0], [0.5])] == [1, 2]
+    request = read(RerankRequest, query="q", documents=["a", "b", "c"], top_n=2)
+    assert [index for index, _ in ranked(request, FORM, [0.1], [0.9], [0.5])] == [1, 2]
     apart = request.apart()
     assert [each.text for each in apart.prompts] == ["a", "b", "c", "q"]
     assert not apart.needs_head
-    found = ranked(apart, EmbeddingForm(), [0.0, 2.0], [3.0, 3.0], [-1.0, 0.0], [5.0, 0.0])
-    assert found == [(1, pytest.approx(math.sqrt(0.5))), (0, 0.0)]
+    found = ranked(apart, EmbeddingForm(), [0.0, 1.0], [0.6, 0.8], [-1.0, 0.0], [1.0, 0.0])
+    assert found == [(1, pytest.approx(0.6)), (0, 0.0)]
 
 
 def test_a_text_that_stands_in_several_pairs_is_embedded_once() -> None:
-    request = read(read_score, text_1=["a", "b"], text_2=["b", "a"]).apart()
+    request = read(ScoreRequest, text_1=["a", "b"], text_2=["b", "a"]).apart()
     assert [each.text for each in request.prompts] == ["b", "a"]
-    body: Any = request.answer(HEAD, EmbeddingForm(), recordings([1.0, 0.0], [1.0, 1.0]), Usage())
-    assert [each["score"] for each in body["data"]] == [pytest.approx(math.sqrt(0.5))] * 2
-
-
-def test_no_logit_and_no_vector_is_too_large_or_too_small() -> None:
-    assert activated([1000.0, -1000.0, 0.0], "sigmoid") == [1.0, 0.0, 0.5]
-    assert activated([1000.0, -1000.0], "softmax") == [1.0, 0.0]
-    assert activated([3.0], "none") == [3.0]
-    assert cosine([0.0, 0.0], [1.0, 0.0]) == 0.0
+    body: Any = request.answer(HEAD, EmbeddingForm(), recordings([1.0, 0.0], [0.6, 0.8]), Usage())
+    assert [each["score"] for each in body["data"]] == [pytest.approx(0.6)] * 2

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import BertConfig, LlamaConfig, ModernBertConfig, PreTrainedConfig, Qwen3Config, XLMRobertaConfig
 
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.classifier import head_form
+from serve_app.engine.decoder.classifier import Head, head_form
 from serve_app.engine.decoder.config_check import check_config
 from serve_app.engine.decoder.loading import rehearse
 from serve_app.engine.decoder.text_part import ModelNotSupported
@@ -69,3 +70,11 @@ def test_a_checkpoint_without_the_weight_is_refused_by_the_check_too(tmp_path: P
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelNotSupported, match="for each of the 3 labels in config"):
         rehearse(EngineConfig(name="tiny", path=str(tmp_path)))
+
+
+def test_no_logit_is_too_large_or_too_small() -> None:
+    head = Head(form=form_of(id2label=TWO), weight=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    states = torch.tensor([[1000.0, -1000.0]], dtype=torch.float64)
+    assert head.scores(states, "sigmoid").tolist() == [[1.0, 0.0]]
+    assert head.scores(states, "softmax").tolist() == [[1.0, 0.0]]
+    assert head.scores(states, "none").tolist() == [[1000.0, -1000.0]]

@@ -61,7 +61,7 @@ Served are the decoders above whose class in transformers has one linear named `
 
 `config.json` says what makes scores of logits: the `activation_fn` of `sentence_transformers`, which is `Sigmoid`,
 `Softmax` or `Identity`. Without it one label has the sigmoid, several have the softmax. With
-`problem_type: multi_label_classification` each label has the sigmoid. `pad_token_id` is not read at a text's end.
+a `problem_type` of `multi_label_classification` each label has the sigmoid. `pad_token_id` is not read at a text's end.
 
 ## Quantised checkpoints
 

@@ -14,13 +14,13 @@ import jsonschema
 import pytest
 
 from serve_app.api.dialects import DIALECTS, LLAMA_CPP, UNION, Dialect
-from serve_app.api.embeddings import read_embeddings
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.listings import dialects_body
 from serve_app.api.native import read_infill
 from serve_app.api.openapi import openapi_document
 from serve_app.api.parse import CHAT, NATIVE, read_json_object, read_request
-from serve_app.api.scoring import read_classify, read_rerank, read_score
+from serve_app.api.scoring import ClassifyRequest, RerankRequest, ScoreRequest
 from serve_app.api.tokenize import parse_apply_template, parse_tokenize
 from serve_app.core.errors import InvalidRequest
 from serve_app.http.styles import checked_native
@@ -35,15 +35,15 @@ NUM_CASES = int(os.environ.get("OPENAPI_CASES", "100"))
 ONE_FORM = re.compile(r'^"(?P<param>.*?)" must .+; found .+\.( .+[.?])?$', re.DOTALL)
 
 
-def of_inputs(read: Callable[..., object], sent: bytes, limits: WireLimits) -> object:
-    return read(read_json_object(sent, max_depth=64), limits, UNION, model=lambda: "tiny")
+def of_inputs(kind: type[EmbeddingRequest], sent: bytes, limits: WireLimits) -> object:
+    return kind.read(read_json_object(sent, max_depth=64), limits, UNION, model=lambda: "tiny")
 
 
 BESIDES: dict[str, Callable[[bytes, WireLimits], object]] = {
-    "EmbeddingsRequest": partial(of_inputs, read_embeddings),
-    "RerankRequest": partial(of_inputs, read_rerank),
-    "ScoreRequest": partial(of_inputs, read_score),
-    "ClassifyRequest": partial(of_inputs, read_classify),
+    "EmbeddingsRequest": partial(of_inputs, EmbeddingRequest),
+    "RerankRequest": partial(of_inputs, RerankRequest),
+    "ScoreRequest": partial(of_inputs, ScoreRequest),
+    "ClassifyRequest": partial(of_inputs, ClassifyRequest),
     "TokenizeRequest": parse_tokenize,
     "ApplyTemplateRequest": parse_apply_template,
 }

@@ -32,9 +32,16 @@ class Head:
     form: HeadForm
     weight: Tensor
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the logits of each label, [states, labels] float32. states: [states, hidden], in the host's memory"""
-        return states.float() @ self.weight.T
+    def scores(self, states: Tensor, activation: Activation) -> Tensor:
+        """Return the score of each label, [states, labels] float32. states: [states, hidden], in the host's memory"""
+        logits = states.float() @ self.weight.T
+        match activation:
+            case "none":
+                return logits
+            case "sigmoid":
+                return logits.sigmoid()
+            case "softmax":
+                return logits.softmax(dim=-1)
 
 
 def head_form(config: PreTrainedConfig) -> HeadForm | None:
@@ -78,21 +85,13 @@ def class_under_head(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return extended(text_class(config), lambda model, _: leave_unread(model, [SCORE]))
 
 
-def stored_head(form: HeadForm, folder: str | Path) -> Any:
-    """Return the stored weight of a head, which is not read yet.
-
-    Raises ModelNotSupported if the checkpoint has none, or one of other labels.
-    """
+def read_head(form: HeadForm, folder: str | Path) -> Head:
+    """Read the weight of a head. Raises ModelNotSupported if the checkpoint has none, or one of other labels."""
     stored = open_slices(Path(folder)).get(f"{SCORE}.weight")
     shape = None if stored is None else list(stored.get_shape())
-    if shape is None or shape[0] != len(form.labels):
+    if stored is None or shape is None or shape[0] != len(form.labels):
         raise ModelNotSupported(
             f"{SCORE}.weight must be in the checkpoint, with a row for each of the {len(form.labels)} labels in"
             f" config.json; found {'no such tensor' if shape is None else f'the shape {shape}'}"
         )
-    return stored
-
-
-def read_head(form: HeadForm, folder: str | Path) -> Head:
-    """Read the weight of a head. Raises as `stored_head`."""
-    return Head(form=form, weight=stored_head(form, folder)[:].float())
+    return Head(form=form, weight=stored[:].float())

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging as library_logging
 
 from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.classifier import Head, read_head, stored_head
+from serve_app.engine.decoder.classifier import Head, read_head
 from serve_app.engine.decoder.config_check import (
     CheckedConfig,
     check_config,
@@ -277,7 +277,7 @@ def rehearse(config: EngineConfig) -> Rehearsal:
     num_bytes = count * weight_bytes_on_cpu(part, config.dtype, config.weights)
     dtype = choose_dtype(config.dtype, checked.dtype, torch.device("cpu"))
     if checked.head is not None:
-        stored_head(checked.head, config.path)
+        read_head(checked.head, config.path)  # a few rows
     with _quiet_library():
         weights: Any = outlines(open_slices(Path(config.path)))
         weights = weights if checked.formats is None else as_plain(weights, checked.formats)

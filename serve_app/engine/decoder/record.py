@@ -152,8 +152,9 @@ class Record:
 
         Where a head reads the state, [1, labels].
         """
-        if self._head is not None and isinstance(self._params.embedding, HeadForm):
-            return self._head.logits(vector)
+        form = self._params.embedding
+        if self._head is not None and isinstance(form, HeadForm):
+            return self._head.scores(vector, form.activation)
         vector = vector.double()[:, : self._params.dimensions]
         if self._params.embedding is not None and self._params.embedding.normalizes:
             vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
