@@ -118,11 +118,9 @@ class EmbeddingRequest(CompletionRequest):
         for name in cls.required:
             if name not in values:
                 raise InvalidRequest.refusing(name, must=f"be {form_of(name, table).words(terms)}", found="nothing")
-        own: dict[str, Any] = {
-            "model": values.pop("model", None) or model(),
-            "ignored_parameters": tuple(fields.ignored),
-        }
-        return cls(**cls._fields_of(values), **own, max_tokens=0, dialect=dialect)
+        values["model"] = values.get("model") or model()
+        values["ignored_parameters"] = tuple(fields.ignored)
+        return cls(**cls._fields_of(values), max_tokens=0, dialect=dialect)
 
     @classmethod
     def _fields_of(cls, values: dict[str, Any]) -> dict[str, Any]:
