@@ -45,6 +45,6 @@ if __name__ == "__main__":
             "parameters": {"max_tokens": 24, "temperature": 0},
         },
         batch_size=64,
-        concurrency=2,
-        num_cpus=1,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        num_cpus=0.5,  # of two CPUs one is left to the tasks that read and write
     ).write_parquet(target)
