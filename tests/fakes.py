@@ -206,7 +206,7 @@ class FakeBackend:
         if self._has_died:
             raise ConnectionError("the process is gone")
         found = self.keeping.find(response_id, owner, claim)
-        for past in found:
+        for past in found if claim else ():
             request_id = past.request.request_id
             if self._live.pop(request_id, None):
                 self.keeping.leave([request_id])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, assert_never
 
 from serve_app.api.adapters import LOAD, UNLOAD
@@ -21,6 +20,7 @@ from serve_app.api.paths import OF_ADAPTERS, OPEN, SERVICES, AdminPath, Path, Se
 from serve_app.api.responding import RESPONSES
 from serve_app.api.schemas import ADMIN_SCHEMAS, SCHEMAS
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
+from serve_app.core.version import service_version
 
 ERRORS = {
     400: "The request is malformed or a parameter is out of its range; `param` names it.",
@@ -83,6 +83,12 @@ TIMEOUT_HEADER = _parameter(
     schema={"type": "number", "exclusiveMinimum": 0},
     description="Seconds that the request may take in all, where that is less than the server gives it.",
 )
+CAPSULE_HEADER = _parameter(
+    "X-Capsule",
+    schema={"const": "true"},
+    description="Keep an answer that is no stream, too, as streams are: its capsule is at /v1/capsules/{id}.",
+)
+RESPONSE_ID = _parameter("id", "path", description="Of the response.")
 MODEL_QUERY = _parameter("model", "query")
 MODEL_PATH = _parameter("id", "path", description="May hold `:` and `/`.")
 
@@ -96,7 +102,7 @@ def openapi_document(limits: WireLimits, dialect: Dialect, *, asks_for_keys: boo
     }
     document = {
         "openapi": "3.1.0",
-        "info": {"title": "serve_app", "version": _version(), "description": "Text completions of many models."},
+        "info": {"title": "serve_app", "version": service_version(), "description": "Text completions of many models."},
         "paths": paths,
         "components": {
             "schemas": {
@@ -134,6 +140,9 @@ def _operations() -> dict[Path, dict[str, Any]]:
         Path.CHAT: _completions("ChatRequest", "ChatCompletion", "ChatChunk", has_end=True, summary="Answer a chat"),
         Path.COMPLETION: _fetched("CompletionChunk"),
         Path.CHAT_COMPLETION: _fetched("ChatChunk"),
+        Path.CAPSULE: _operation(
+            "How a completion was computed, and what came of it", "Capsule", parameters=[RESPONSE_ID]
+        ),
         Path.RESPONSES: _completions(
             "ResponsesRequest", "Response", "ResponseEvent", has_end=False, summary="Answer a chat in items"
         ),
@@ -194,7 +203,7 @@ def _completions(
     if has_end:
         data = either(data, {"const": "[DONE]"})
     content = _json(answer) | _events(data, "Where `stream` is true.")
-    operation = _operation(summary, content, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
+    operation = _operation(summary, content, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER, CAPSULE_HEADER])
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     return operation
 
@@ -208,7 +217,7 @@ def _fetched(chunk: str) -> dict[str, Any]:
     operation = _operation(
         "Fetch a stream anew, behind what came of it",
         _events(data, "What is left of it."),
-        parameters=[_parameter("id", "path", description="Of the response."), last_id, TIMEOUT_HEADER],
+        parameters=[RESPONSE_ID, last_id, TIMEOUT_HEADER],
     )
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     return operation
@@ -320,13 +329,6 @@ def _properties(table: Mapping[str, Parameter], terms: Terms, *, asked: tuple[st
         },
         "additionalProperties": NOTHING,
     }
-
-
-def _version() -> str:
-    try:
-        return version("serve_app")
-    except PackageNotFoundError:
-        return "0"
 
 
 SCHEMES: dict[str, Any] = {

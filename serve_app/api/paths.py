@@ -18,6 +18,7 @@ class Path(StrEnum):
     COMPLETION = "/v1/completions/{id}"
     CHAT = "/v1/chat/completions"
     CHAT_COMPLETION = "/v1/chat/completions/{id}"
+    CAPSULE = "/v1/capsules/{id}"
     RESPONSES = "/v1/responses"
     EMBEDDINGS = "/v1/embeddings"
     NATIVE_COMPLETION = "/completion"
@@ -112,7 +113,9 @@ class AdminPath(StrEnum):
         return None if self is AdminPath.OWN_USAGE else Scope.ADMIN
 
 
-NAMED = {str(path).removesuffix("{id}"): path for path in (Path.COMPLETION, Path.CHAT_COMPLETION, Path.MODEL)}
+NAMED = {
+    str(path).removesuffix("{id}"): path for path in (Path.COMPLETION, Path.CHAT_COMPLETION, Path.CAPSULE, Path.MODEL)
+}
 """Paths that end in the name of one thing, by what stands before it."""
 KNOWN: dict[str, Path] = {path.value: path for path in Path if "{" not in path}
 CONSOLE_FILE = re.compile(re.escape(Path.CONSOLE_FILE.removesuffix("{file}")) + r"[a-z][a-z-]*\.(?:css|js|svg)")

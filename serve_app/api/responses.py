@@ -370,7 +370,7 @@ def response_headers(
 ) -> list[tuple[bytes, bytes]]:
     """Return the headers that are known by now; `usage` is None before anything was computed.
 
-    models: that answer, as far as they are known;  is_kept: of a stream, that its client can fetch it anew
+    models: that answer, as far as they are known;  is_kept: that its client can fetch it anew
     """
     headers = []
     if is_kept is not None:

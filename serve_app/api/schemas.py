@@ -127,6 +127,40 @@ EXTRAS: dict[str, Schema] = {
     "timings": mapping(NUMBER),
     "sglext": record({}, optional={"cached_tokens_details": mapping(COUNT), "routed_experts": STRING}),
 }
+CAPSULE = record(
+    {
+        "object": {"const": "capsule"},
+        "id": STRING,
+        "created": COUNT,
+        "service_version": STRING,
+        "path": STRING,
+        "dialect": STRING,
+        "request": OBJECT,
+        "parts": array(
+            record(
+                {
+                    "part": COUNT,
+                    "model": STRING,
+                    "engine": nullable(STRING),
+                    "numerics": STRING,
+                    "prompt_tokens": nullable(COUNT),
+                    "sampling": OBJECT,
+                    "stop": OBJECT,
+                    "choices": array(
+                        record(
+                            {
+                                "token_ids": array(COUNT),
+                                "text": STRING,
+                                "finish_reason": nullable(STRING),
+                                "matched_stop": nullable(either(STRING, COUNT)),
+                            }
+                        )
+                    ),
+                }
+            )
+        ),
+    }
+)
 EXPLANATION = record(
     {
         "object": {"const": "explanation"},
@@ -272,6 +306,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Text": record({"content": STRING, "prompt": STRING}),
     "RenderedPrompt": record({"prompt": STRING}),
     "Explanation": EXPLANATION,
+    "Capsule": CAPSULE,
     "Front": record({"service": STRING, "about": STRING, "paths": mapping(STRING)}),
     "Health": record(
         {"status": {"enum": ["ok", "loading", "failed"]}}, optional={"models": array(STRING), "failed": array(STRING)}

@@ -20,6 +20,7 @@ from serve_app.core.machine import is_loopback
 
 TIMEOUT_S = 600.0
 DIALECT_HEADER = "X-Completions-Dialect"
+CAPSULE_HEADER = "X-Capsule"
 END = "[DONE]"
 START_ONE = f"Start one with `serve_app up`, or name another with --url or {URL_VARIABLE}."
 GIVE_A_KEY = f"Give one with {KEY_VARIABLE} or --key; `serve_app keys create` makes one."
@@ -55,12 +56,14 @@ class Service:
     """One service, as one key and dialect see it.
 
     key, dialect: None is none
+    wants_capsule: of each completion
     """
 
     url: str
     key: str | None = None
     dialect: str | None = None
     timeout_s: float = TIMEOUT_S
+    wants_capsule: bool = False
 
     def json(
         self,
@@ -195,6 +198,8 @@ class Service:
         headers = {"content-type": "application/json", "accept": "application/json, text/event-stream, text/plain"}
         if self.key:
             headers["authorization"] = f"Bearer {self.key}"
+        if self.wants_capsule:
+            headers[CAPSULE_HEADER] = "true"
         return headers if self.dialect is None else {**headers, DIALECT_HEADER: self.dialect}
 
 

@@ -145,8 +145,8 @@ def read_message(argument: str | None) -> str | None:
     return sys.stdin.read().removesuffix("\n")
 
 
-def common_length(texts: Sequence[str]) -> int:
-    """Return how many characters all texts have alike at their beginning."""
+def common_length(texts: Sequence[Sequence[object]]) -> int:
+    """Return how many characters, or tokens, all have alike at their beginning."""
     shortest = min(texts, key=len)
     return next((at for at, each in enumerate(shortest) if any(text[at] != each for text in texts)), len(shortest))
 

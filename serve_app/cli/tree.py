@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from serve_app.cli import bench, chat, commands, complete, listing, publishing, top, whatif
+from serve_app.cli import bench, capsules, chat, commands, complete, listing, publishing, top, whatif
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
@@ -72,6 +72,8 @@ def command() -> Any:
         (ASK, of_chats, chat.chat),
         (ASK, of_completions, complete.compare),
         (ASK, of_completions, complete.explain),
+        (ASK, None, capsules.capture),
+        (ASK, None, capsules.replay),
         (LOOK, None, top.top),
         (LOOK, None, bench.bench),
     ):

@@ -58,7 +58,8 @@ class Backend(Protocol):
 
         What still runs of it ends, and the router that had it is told so.
 
-        claim: names this fetch; for others the stream `is_taken` for a moment
+        claim: names this fetch; for others the stream `is_taken` for a moment. With "" it is only looked at: what runs
+            goes on where it is
         """
         ...
 

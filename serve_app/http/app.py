@@ -13,6 +13,7 @@ from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.adapter_routes import adapter_routes
 from serve_app.http.admin_routes import NO_FILES, admin_routes
+from serve_app.http.capsules import capsule_route
 from serve_app.http.completions import Completions
 from serve_app.http.exchange import ClientGone, raise_as_ours, route
 from serve_app.http.file_routes import Batches, file_endpoints
@@ -139,6 +140,7 @@ def _completion_routes(
     return [
         *(route(path, answered(style)) for path, style in styles.items()),
         *(route(path, resumed) for path in (Path.COMPLETION, Path.CHAT_COMPLETION)),
+        capsule_route(router, settings),
     ]
 
 

@@ -185,9 +185,10 @@ class Completions:
     def _kept(
         self, request: CompletionRequest, scope: Scope, body: bytes, *, created: int, story: Story
     ) -> Kept | None:
-        """Return what replicas keep of a stream; None where its client cannot fetch it anew."""
+        """Return what replicas keep of a stream, or of an answer with a capsule; None where they keep nothing."""
         seconds = self._settings.resume_s if story.identity.tenant.resumes else 0.0
-        if not (request.stream and self._style.has_ids and seconds) or len(body) > MAX_KEPT_BYTES:
+        is_wanted = wants_capsule(Headers(scope=scope)) or request.stream
+        if not (is_wanted and self._style.has_ids and seconds) or len(body) > MAX_KEPT_BYTES:
             return None
         return Kept(
             created=created,
@@ -228,7 +229,8 @@ class Completions:
 def _headers_of(story: Story, request: CompletionRequest) -> RawHeaders:
     usage = None if story.run is None else story.run.stats.usage
     models = () if story.opened is None else [each.model for each in story.opened.requests]
-    is_kept = None if story.run is None or not request.stream else story.run.is_kept
+    run = story.run
+    is_kept = None if run is None or not (request.stream or run.is_kept) else run.is_kept
     return response_headers(request, usage, models, is_kept=is_kept)
 
 
@@ -247,3 +249,14 @@ def time_limit_of(headers: Headers) -> float | None:
     if not 0 < seconds < math.inf:
         raise InvalidRequest.refusing(NAME, must="be a number of seconds above 0", found=shown(text))
     return seconds
+
+
+CAPSULE = "X-Capsule"
+
+
+def wants_capsule(headers: Headers) -> bool:
+    """Return whether an answer is to be kept though it is no stream. Raises InvalidRequest."""
+    text = headers.get(CAPSULE)
+    if text not in (None, "true"):
+        raise InvalidRequest.refusing(CAPSULE, must='be "true" or be left out', found=shown(text))
+    return text is not None

@@ -15,7 +15,7 @@ from serve_app.http.exchange import Exchange
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import Style
 from serve_app.router.places import NAME, Seen, read_places
-from serve_app.router.resuming import find
+from serve_app.router.resuming import Found, find
 from serve_app.router.router import Router
 from serve_app.router.story import Story
 
@@ -33,13 +33,9 @@ class ResumedStreams(Completions):
     async def _open(self, scope: Scope, body: bytes, exchange: Exchange, *, story: Story) -> Opened:
         if scope["method"] != "GET":  # to look at it would end it elsewhere
             raise MethodNotAllowed("A stream must be fetched with GET.", None, {"allow": "GET"})
-        asked, seconds, headers = scope["path_params"]["id"], self._settings.resume_s, Headers(scope=scope)
+        headers = Headers(scope=scope)
         limit_s = time_limit_of(headers)
-        try:
-            found = await find(self._router.fleet, asked, story.identity.key_id)
-        except NotFound:
-            must = f"name a stream of this key that runs, or that ended within {seconds:g} s (resume_s)"
-            raise NotFound.refusing("id", must=must, found=shown(asked)) from None
+        found = await find_kept(self._router, self._settings, scope["path_params"]["id"], story.identity.key_id)
         kept, style = found.kept, self._styles[found.kept.path]
         exchange.dialect = DIALECTS[kept.dialect]
         parsed = style.parse(kept.body, self._settings.limits, lambda model: exchange.dialect)
@@ -49,3 +45,16 @@ class ResumedStreams(Completions):
         seen = read_places(last_id, kept.secret) if last_id else Seen()
         run = self._router.resume(found, request, story.ticket, seen=seen.num_tokens, limit_s=limit_s)
         return Opened(request=request, run=run, style=style, created=kept.created, seen=seen)
+
+
+async def find_kept(
+    router: Router, settings: HttpSettings, asked: str, key_id: str, *, only_looks: bool = False
+) -> Found:
+    """Return what is kept for a key under the id of a response. Raises as `find`, and names the bound."""
+    try:
+        return await find(router.fleet, asked, key_id, only_looks=only_looks)
+    except NotFound:
+        seconds = settings.resume_s
+        what = "a stream of this key, or an answer that it asked for with X-Capsule,"
+        must = f"name {what} that runs, or that ended within {seconds:g} s (resume_s)"
+        raise NotFound.refusing("id", must=must, found=shown(asked)) from None

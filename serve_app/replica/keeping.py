@@ -150,7 +150,7 @@ class Keeping:
     def _claimed(self, stream: _Stream, claim: str) -> Past:
         now = self._clock()
         is_taken = stream.claim != claim and now < stream.claimed_until
-        if not is_taken:
+        if claim and not is_taken:
             stream.claim, stream.claimed_until = claim, now + CLAIM_S
         return Past(request=stream.request, deltas=stream.progress.past, is_taken=is_taken)
 

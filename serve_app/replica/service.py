@@ -220,7 +220,8 @@ class ModelService:
 
     async def recall(self, response_id: str, owner: str, claim: str) -> tuple[Past, ...]:
         found = self._keeping.find(response_id, owner, claim)
-        if running := frozenset(each.request.request_id for each in found if each.request.request_id in self._open):
+        names = [each.request.request_id for each in found] if claim else []
+        if running := frozenset(each for each in names if each in self._open):
             error = Resumed("The client has fetched this stream anew, and it goes on there.")
             self._delivery.lose(running, error, self.engine.load)
             self._end(running)

@@ -64,13 +64,14 @@ class Found:
         return tuple(past for _, past in sorted({**self.parts, **anew}.items()))
 
 
-async def find(fleet: Fleet, response_id: str, owner: str) -> Found:
+async def find(fleet: Fleet, response_id: str, owner: str, *, only_looks: bool = False) -> Found:
     """Ask every replica for what it keeps of an owner's stream; what still runs of it ends there.
 
+    only_looks: nothing of it ends or is claimed
     Raises NotFound; and Unavailable where a replica may have more of it that is not known yet or did not answer, or
     where another request has just fetched it.
     """
-    (staying, leaving), claim = fleet.backends, secrets.token_hex(8)
+    (staying, leaving), claim = fleet.backends, "" if only_looks else secrets.token_hex(8)
     recalled = [_recall(each, response_id, owner, claim, may_be_gone=False) for each in staying]
     recalled += [_recall(each, response_id, owner, claim, may_be_gone=True) for each in leaving]
     answers = await asyncio.gather(*recalled)
@@ -86,7 +87,7 @@ async def find(fleet: Fleet, response_id: str, owner: str) -> Found:
         raise Unavailable("Replicas that may have this stream do not answer yet.", None, {"retry_after_s": AGAIN_S})
     if found is None:
         raise NotFound("not here")
-    if found.first.is_taken and not found.has_ended:
+    if found.first.is_taken and not found.has_ended and not only_looks:
         raise Unavailable("Another request is fetching this stream.", None, {"retry_after_s": AGAIN_S})
     return found
 

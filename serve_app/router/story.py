@@ -22,7 +22,7 @@ from serve_app.router.run import Run
 from serve_app.router.stats import Excerpts, is_sampled
 
 NAME = re.compile(r"([A-Za-z_][\w-]*)(?:\[\d+\])*")
-OF_HEADERS = ("content-type", "content-length", "x-request-timeout", HEADER.lower())
+OF_HEADERS = ("content-type", "content-length", "x-request-timeout", "x-capsule", HEADER.lower())
 KNOWN_NAMES = frozenset({*PARAMETERS, *RESPONSES.table, *OF_HEADERS})
 UNKNOWN_NAME = "(unknown)"
 MAX_USER_CHARS = 128

@@ -169,6 +169,29 @@ async def check_cuts(house: House, path: str, body: dict[str, Any], *, is_drawn_
     await house.stack.settled()
 
 
+@pytest.mark.law("Determinism")
+async def test_a_captured_completion_that_was_drawn_comes_again_to_the_byte(house: House) -> None:
+    body = {
+        "model": ["demo", "demo:pirate"],
+        "prompt": [PROMPT, "A list of"],
+        "temperature": 1.0,
+        "n": 2,
+        "max_tokens": 9,
+    }
+    whole, _ = parsed(await Reader().read(house.apps[0], "/v1/completions", {**body, "stream": True}))
+    before = await capsule_of(house.apps[1], whole[0]["id"])
+    again, _ = parsed(await Reader().read(house.apps[1], before["path"], {**before["request"], "stream": True}))
+    assert (await capsule_of(house.apps[0], again[0]["id"]))["parts"] == before["parts"]
+    texts = {choice["text"] for part in before["parts"] for choice in part["choices"]}
+    assert len(texts) == 8, "each was drawn"
+
+
+async def capsule_of(app: ASGIApp, name: str) -> Any:
+    reader = Reader()
+    await reader.read(app, f"/v1/capsules/{name}")
+    return json.loads(reader.pieces)
+
+
 async def test_a_stream_that_still_runs_is_taken_over(house: House) -> None:
     body = {"model": "demo", "prompt": PROMPT, "stream": True, "max_tokens": 200, "ignore_eos": True, "temperature": 0}
     path, first = "/v1/completions", Reader()
