@@ -45,11 +45,13 @@ def test_a_captured_completion_comes_again(run: CommandLine, served: Served, tmp
     assert run("replay", str(file), "--json").json["is_same"] is True
 
 
-def test_the_first_token_that_differs_is_told(run: CommandLine, served: Served, tmp_path: Path) -> None:
+def test_the_first_token_that_differs_is_told(
+    run: CommandLine, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "capsule.json"
     capture(run, served, file)
     script = served.backend.script
-    served.backend.script = lambda request, sample: script(request, sample)[:3]
+    monkeypatch.setattr(served.backend, "script", lambda request, sample: script(request, sample)[:3])
     ran = run("replay", str(file))
     assert ran.code == Exit.FAILED
     assert ran.out.startswith("part 0, choice 0: token 3 was ")
