@@ -1,6 +1,7 @@
 """Kills of replicas, routers or proxies under streams of many kinds: none may be lost or differ; how long they pause.
 
     python -m benchmarks.bench_failover --kills 20 --part replica
+    python -m benchmarks.bench_failover --kills 5 --replicas 2 --engine vllm --python .venv-vllm/bin/python
 
 Starts a service of its own with two routers, three replicas of the demo model, and a ledger. Clients in a closed loop
 stream one kind each, ask again for a stream that broke off, and compare it with what it was before the first kill.
@@ -30,7 +31,7 @@ from tests.agreement import TOKENS, kept_in
 from tests.cluster.house import House
 from tests.cluster.kills import begun, with_two_of_each
 
-NUM_REPLICAS, NUM_ROUTERS = 3, 2
+NUM_ROUTERS = 2
 PARTS = {"replica": "ray::ServeReplica:demo:", "router": "ray::ServeReplica:router:Router", "proxy": "haproxy"}
 PATIENCE_S = 90.0
 MAX_TOKENS = 400
@@ -116,28 +117,30 @@ async def streamed(client: httpx.AsyncClient, asked: Mapping[str, Any], name: st
     return told
 
 
-async def measured(house: House, key: str, admin: str, *, part: str, kills: int) -> dict[str, Any]:
+async def measured(
+    house: House, key: str, admin: str, *, kinds: Mapping[str, dict[str, Any]], part: str, kills: int, replicas: int
+) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     headers = {"authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=house.run.url, timeout=300, limits=limits, headers=headers) as client:
         seen, is_over = Seen(), False
-        right = {kind: await streamed(client, KINDS[kind], f"undisturbed-{kind}", seen) for kind in KINDS}
+        right = {kind: await streamed(client, kinds[kind], f"undisturbed-{kind}", seen) for kind in kinds}
 
         async def one_after_another(kind: str) -> None:
             number = 0
             while not is_over:
                 number, name = number + 1, f"{kind}-{number}"
-                told = await streamed(client, KINDS[kind], name, seen)
+                told = await streamed(client, kinds[kind], name, seen)
                 if told.whole is not None and told.whole == right[kind].whole:
                     seen.usage[name] = told.tokens or (0, 0)
                 else:
                     seen.wrong[f"{kind}: {told.error or ('another text' if told.is_done else 'lost')}"] += 1
 
         async with asyncio.TaskGroup() as group:
-            for kind in KINDS:
+            for kind in kinds:
                 group.create_task(one_after_another(kind))
             for number in range(kills):
-                await until_full(house, admin)
+                await until_full(house, admin, replicas)
                 await asyncio.sleep(1.0)
                 found = [
                     each
@@ -146,7 +149,7 @@ async def measured(house: House, key: str, admin: str, *, part: str, kills: int)
                 ]
                 os.kill(found[number % len(found)].pid, signal.SIGKILL)
                 await asyncio.sleep(1.0)
-            await until_full(house, admin)
+            await until_full(house, admin, replicas)
             is_over = True
         texts = await metrics_of_routers(client, admin)
     told = {"part": part, "kills": kills, "whole": len(seen.usage), "asked again": seen.again, "wrong": seen.wrong}
@@ -176,7 +179,7 @@ async def ledger_of(house: House, usage: Mapping[str, tuple[int, int]]) -> dict[
         await asyncio.sleep(1.0)
 
 
-async def until_full(house: House, admin: str) -> None:
+async def until_full(house: House, admin: str, replicas: int) -> None:
     """Until both routers know every replica."""
     good, deadline = 0, time.monotonic() + PATIENCE_S
     while good < 6 and time.monotonic() < deadline:
@@ -184,7 +187,7 @@ async def until_full(house: House, admin: str) -> None:
             live = await asyncio.to_thread(house.ask, "GET", "/live", admin)
             good = (
                 good + 1
-                if len(live.json()["replicas"]) == NUM_REPLICAS and len(pids_of(house, "router")) == NUM_ROUTERS
+                if len(live.json()["replicas"]) == replicas and len(pids_of(house, "router")) == NUM_ROUTERS
                 else 0
             )
         except (httpx.HTTPError, KeyError, ValueError):
@@ -211,22 +214,36 @@ def pauses(text: str) -> dict[str, Any]:
     return {"moved": moved, **ends}
 
 
-def with_many(content: dict[str, Any]) -> None:
-    with_two_of_each(content)
-    content["applications"][0]["deployments"][0]["num_replicas"] = NUM_ROUTERS
-    content["applications"][1]["deployments"][0]["num_replicas"] = NUM_REPLICAS
+def with_engine(content: dict[str, Any], engine: str, python: str | None) -> None:
+    """python: that has the engine, for the model's replicas"""
+    model = content["applications"][1]
+    model["args"]["engine"] = engine
+    if python:
+        options = {"runtime_env": {"py_executable": str(Path(python).absolute())}}
+        model["deployments"][0].setdefault("ray_actor_options", {}).update(options)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--part", choices=PARTS, default="replica")
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--engine", default="own")
+    parser.add_argument("--python", help="that has the engine")
     options = parser.parse_args()
+    kinds = {name: asked for name, asked in KINDS.items() if options.engine == "own" or name != "mix"}
+
+    def changed(content: dict[str, Any]) -> None:
+        with_two_of_each(content)
+        with_engine(content, options.engine, options.python)
+        content["applications"][0]["deployments"][0]["num_replicas"] = NUM_ROUTERS
+        content["applications"][1]["deployments"][0]["num_replicas"] = options.replicas
+
     with tempfile.TemporaryDirectory() as folder:
-        house, admin, keys = begun(Path(folder), with_many)
+        house, admin, keys = begun(Path(folder), changed)
         try:
-            found = asyncio.run(measured(house, keys["acme"], admin, part=options.part, kills=options.kills))
-            print(json.dumps(found, indent=1))
+            how = {"kinds": kinds, "part": options.part, "kills": options.kills, "replicas": options.replicas}
+            print(json.dumps(asyncio.run(measured(house, keys["acme"], admin, **how)), indent=1))
         finally:
             house.run.end()
 
