@@ -209,7 +209,9 @@ def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> Mode
 
 
 def _capabilities(card: ModelCard) -> tuple[Capability, ...]:
-    """Return what may be sent to a model, as its template and its vision encoder allow."""
+    """Return what may be sent to a model, as its template and its vision encoder allow; none with a head of scores."""
+    if card.records.head is not None:
+        return ()
     found: dict[Capability, bool] = {
         "completion": True,
         "chat": bool(card.chat_template or card.tool_template),

@@ -202,7 +202,8 @@ def _completions(
     if has_end:
         data = either(data, {"const": "[DONE]"})
     content = _json(answer) | _events(data, "Where `stream` is true.")
-    operation = _operation(summary, content, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER, CAPSULE_HEADER])
+    parameters = [DIALECT_HEADER, TIMEOUT_HEADER] + has_end * [CAPSULE_HEADER]
+    operation = _operation(summary, content, body=body, parameters=parameters)
     operation["responses"]["200"]["headers"] = TOLD_HEADERS
     return operation
 

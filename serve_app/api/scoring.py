@@ -20,6 +20,8 @@ from serve_app.core.errors import InvalidRequest
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import EmbeddingForm, HeadForm
 
+MAX_PAIRED_CHARS = 1 << 24
+"""As many as a body may have: the query of many documents counts with each."""
 TEXT = Text(min_chars=1, max_chars=lambda terms: terms.limits.max_prompt_chars)
 
 
@@ -75,6 +77,9 @@ SCORE: Mapping[str, Parameter] = {
 CLASSIFY: Mapping[str, Parameter] = {
     "input": Parameter(Inputs(), "What is classified; every input of a list by itself."),
     **COMMON,
+    "model": Parameter(
+        NAME, "A base model with a classification head, or an alias of one; the only one that is served."
+    ),
 }
 NOT_HERE = (
     "chat_template_kwargs", "instruction", "max_chunks_per_doc", "max_tokens_per_doc", "max_tokens_per_query",
@@ -135,6 +140,10 @@ class ScoreRequest(ClassifyRequest):
     @classmethod
     def _fields_of(cls, values: dict[str, Any]) -> dict[str, Any]:
         pairs = cls._pairs_of(values)
+        num_chars = sum(len(first) + len(second) for first, second in pairs)
+        if num_chars > MAX_PAIRED_CHARS:
+            must = f"make pairs of at most {MAX_PAIRED_CHARS} characters together, each text counted with each pair"
+            raise InvalidRequest.refusing(cls.prompt_name, must=must, found=f"{num_chars} in {len(pairs)} pairs")
         return {"truncation_side": "right", **values, "pairs": pairs, "prompts": tuple(Prompt(parts=p) for p in pairs)}
 
     @classmethod

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serve_app.cli.address import args_of, read_cluster_file
 from serve_app.cli.offering import URL, AsJson, Dialect, HelpAll, Key, Model, Set, Url, service
 from serve_app.cli.parameters import parameters_of
 from serve_app.cli.screen import CommandFailed, Exit, progress, remark, say, say_json
@@ -146,6 +145,8 @@ def _args_of(local: str, model: str | None) -> dict[str, Any]:
     """Return the `args` of a model: those of a cluster file, or none but its folder."""
     if not Path(local).is_file():
         return {"name": Path(local.rpartition(":")[2]).resolve().name, "path": local}
+    from serve_app.cli.address import args_of, read_cluster_file  # imported here: it brings yaml
+
     models = {each["name"]: dict(each) for each in args_of(read_cluster_file(Path(local))) if "name" in each}
     name = next(iter(models), "") if model is None else model.partition(":")[0]
     if name not in models:

@@ -64,7 +64,7 @@ class Report:
 
 def bench(
     context: typer.Context,
-    target: Annotated[str, typer.Argument(metavar="[URL|running]", help="The service that is asked.")] = RUNNING,
+    target: Annotated[str, typer.Argument(metavar="URL|running", help="The service that is asked.")] = RUNNING,
     model: Model = None,
     beside: Annotated[str | None, typer.Option("--beside", help="Another model, asked the same in turn.")] = None,
     clients: Annotated[int, typer.Option("--clients", "-c", min=1, max=1024, help="At once, each asking anew.")] = 4,

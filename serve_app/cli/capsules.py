@@ -18,6 +18,8 @@ from serve_app.cli.screen import CommandFailed, Exit, remark, say, say_json
 
 ROUTE = "/v1/capsules/"
 FILE = "capsule.json"
+MEMBERS = {"service_version", "path", "dialect", "request", "parts"}
+PATHS = ("/v1/completions", "/v1/chat/completions")
 OF_CHOICES = ("finish_reason", "matched_stop")
 OF_PARTS = ("model", "engine", "numerics", "prompt_tokens")
 WARNS = "With other versions, numerics or engines tokens may differ."
@@ -25,12 +27,12 @@ WARNS = "With other versions, numerics or engines tokens may differ."
 
 def capture(
     id_: Annotated[str, typer.Argument(metavar="ID", help="Of the response, as its client read it.")],
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Where the capsule is written; it must be new.")] = FILE,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where the capsule is written; it must be new.")] = FILE,
     url: Url = URL,
     key: Key = None,
     as_json: AsJson = False,
 ) -> int:
-    """Write what it takes to ask for a completion again, and what came of it, to a file."""
+    """Save a completion's request and tokens to a file that `replay` can repeat."""
     from urllib.parse import quote
 
     capsule = service(url, key).json(ROUTE + quote(id_, safe=""), member="parts")
@@ -63,7 +65,7 @@ def replay(
         return Exit.FAILED if found else Exit.DONE
     for line in [*conditions, *([WARNS] if conditions else [])]:
         remark(line)
-    for line in found or [f"The same: {_told(after)}."]:
+    for line in found or [f"The same, as far as the capsule goes: {_told(before)}."]:
         say(line)
     return Exit.FAILED if found else Exit.DONE
 
@@ -83,7 +85,14 @@ def other_conditions(before: Mapping[str, Any], after: Mapping[str, Any]) -> Ite
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """Say where the completions differ. One that had not ended is compared as far as it came."""
+    again_there = {each["part"] for each in after["parts"]}
+    yield from (
+        f"part {old['part']}: is not in the answer" for old in before["parts"] if old["part"] not in again_there
+    )
     for old, new in _paired(before, after):
+        if len(old["choices"]) != len(new["choices"]):
+            yield f"part {old['part']}: had {len(old['choices'])} choices and has {len(new['choices'])}"
+            continue
         for index, (was, now) in enumerate(zip(old["choices"], new["choices"], strict=True)):
             place = f"part {old['part']}, choice {index}: "
             then, again = was["token_ids"], now["token_ids"]
@@ -127,6 +136,8 @@ def _read(path: Path) -> dict[str, Any]:
         capsule: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CommandFailed(f"{path} cannot be read: {error}") from None
-    if not isinstance(capsule, dict) or capsule.get("object") != "capsule":
+    if not isinstance(capsule, dict) or capsule.get("object") != "capsule" or not capsule.keys() >= MEMBERS:
         raise CommandFailed(f"{path} is no capsule; `serve_app capture ID` writes one.")
+    if capsule["path"] not in PATHS or not isinstance(capsule["request"], dict):  # the key goes with what it names
+        raise CommandFailed(f"{path} must hold a request of {' or '.join(PATHS)}; found path {capsule['path']!r}.")
     return capsule

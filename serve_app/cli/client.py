@@ -153,13 +153,15 @@ class Service:
         return listed
 
     def default_model(self, model: str | None) -> str:
-        """Return the model that was named, or the first that is served. Raises ServiceFailed."""
+        """Return the model that was named, or the first that completes texts. Raises ServiceFailed."""
         if model is not None:
             return model
         listed = self.models()
         if not listed:
             raise ServiceFailed(self._why_no_model(), Exit.SERVICE_FAILED)
-        return str(listed[0]["id"])
+        return str(
+            next((each for each in listed if "completion" in each.get("capabilities", "completion")), listed[0])["id"]
+        )
 
     def _why_no_model(self) -> str:
         try:

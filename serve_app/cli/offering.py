@@ -157,7 +157,7 @@ Dialect = Annotated[
     typer.Option("--dialect", help="Whose defaults and meanings hold: vllm, llama.cpp, …", rich_help_panel=CONNECTION),
 ]
 Model = Annotated[
-    str | None, typer.Option("--model", "-m", help="What answers. Without it the first model that is served.")
+    str | None, typer.Option("--model", "-m", help="What answers. Without it the first model that completes texts.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", metavar=SWITCH, help="Answer in JSON, for programs.")]
 Set = Annotated[
@@ -171,7 +171,7 @@ Stream = Annotated[
     ),
 ]
 Fast = Annotated[bool, typer.Option("--fast", metavar=SWITCH, help="The default now; goes with the next version.")]
-ClusterFile = Annotated[str, typer.Argument(metavar="[FILE]", help="The cluster file.")]
+ClusterFile = Annotated[str, typer.Argument(metavar="FILE", help="The cluster file.")]
 
 
 def service(url: str, key: str | None, dialect: str | None = None) -> Service:

@@ -77,7 +77,7 @@ def run(
 
 
 def fit(
-    file: Annotated[str, typer.Argument(metavar="[FILE]", help="Where the costs are written.")] = COSTS_FILE,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Where the costs are written.")] = COSTS_FILE,
     cluster: Cluster = CLUSTER_FILE,
     model: OfFile = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="So often each burst is sent.")] = 3,

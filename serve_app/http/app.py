@@ -13,7 +13,6 @@ from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.adapter_routes import adapter_routes
 from serve_app.http.admin_routes import NO_FILES, admin_routes
-from serve_app.http.capsules import capsule_route
 from serve_app.http.completions import Completions
 from serve_app.http.exchange import ClientGone, raise_as_ours, route
 from serve_app.http.file_routes import Batches, file_endpoints
@@ -24,7 +23,7 @@ from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.middleware import FailuresAsJson, Filters, TrailingSlash, cors, cors_of_tenants
 from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
 from serve_app.http.pages import console_routes, docs_routes, front_route
-from serve_app.http.resumed import ResumedStreams
+from serve_app.http.resumed import ResumedStreams, capsule_route
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES, Style
 from serve_app.router.accounts import AccountsClient

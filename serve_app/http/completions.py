@@ -165,8 +165,9 @@ class Completions:
 
         def open_run() -> tuple[CompletionRequest, Run]:
             story.request = self._style.parse(body, self._settings.limits, choose_dialect)
-            request = self._settle(story.request, exchange, story, request_id=story.request_id)
-            kept = self._kept(request, scope, body, created=created, story=story)
+            wants_kept = wants_capsule(headers) or story.request.stream
+            request = self._settle(story.request, exchange, story, request_id=story.request_id, wants_kept=wants_kept)
+            kept = self._kept(request, scope, body, created=created, story=story) if wants_kept else None
             run = self._router.open(request, story.ticket, request_id=story.request_id, limit_s=limit_s, kept=kept)
             return request, run
 
@@ -175,20 +176,22 @@ class Completions:
         return Opened(request=request, run=run, style=self._style, created=created)
 
     def _settle(
-        self, request: CompletionRequest, exchange: Exchange, story: Story, *, request_id: str
+        self, request: CompletionRequest, exchange: Exchange, story: Story, *, request_id: str, wants_kept: bool
     ) -> CompletionRequest:
-        """Return the request with what follows from its models. request_id: by which they are drawn for it"""
+        """Return the request with what follows from its models.
+
+        request_id: by which they are drawn for it;  wants_kept: its client is told whether it can be fetched anew
+        """
         request = story.request = self._router.settled(request, request_id=request_id)
-        exchange.tell = lambda: [*_headers_of(story, request), *rate_headers(self._router.rates)]
+        exchange.tell = lambda: [*_headers_of(story, request, wants_kept=wants_kept), *rate_headers(self._router.rates)]
         return request
 
     def _kept(
         self, request: CompletionRequest, scope: Scope, body: bytes, *, created: int, story: Story
     ) -> Kept | None:
-        """Return what replicas keep of a stream, or of an answer with a capsule; None where they keep nothing."""
+        """Return what replicas keep of a completion that is wanted again; None where that is nothing."""
         seconds = self._settings.resume_s if story.identity.tenant.resumes else 0.0
-        is_wanted = wants_capsule(Headers(scope=scope)) or request.stream
-        if not (is_wanted and self._style.has_ids and seconds) or len(body) > MAX_KEPT_BYTES:
+        if not (self._style.has_ids and seconds) or len(body) > MAX_KEPT_BYTES:
             return None
         return Kept(
             created=created,
@@ -226,11 +229,11 @@ class Completions:
         await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
 
 
-def _headers_of(story: Story, request: CompletionRequest) -> RawHeaders:
+def _headers_of(story: Story, request: CompletionRequest, *, wants_kept: bool) -> RawHeaders:
     usage = None if story.run is None else story.run.stats.usage
     models = () if story.opened is None else [each.model for each in story.opened.requests]
     run = story.run
-    is_kept = None if run is None or not (request.stream or run.is_kept) else run.is_kept
+    is_kept = run.is_kept if run is not None and wants_kept else None
     return response_headers(request, usage, models, is_kept=is_kept)
 
 

@@ -27,7 +27,7 @@ ASK_FOR_KEYS = (
     "`store: sqlite:///serve_app.db` in the args of the router's application, no `auth: none` in its user_config, and"
     " `serve_app keys create`"
 )
-"""What a service wants that shall ask for keys."""
+"""What an operator sets so that the service asks for keys."""
 MAX_TENANTS = 256
 """The routes of so many tenants, those that asked last, are kept ready."""
 

@@ -1,19 +1,29 @@
-"""Answers a client that fetches its stream anew, behind what it has of it or from the beginning."""
+"""Answers with what replicas keep for a key: its streams, from where its client is, and capsules of completions."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Scope
 
 from serve_app.api.dialects import DIALECTS
 from serve_app.api.error_text import shown
+from serve_app.api.parse import read_json_object
+from serve_app.api.paths import Path
+from serve_app.api.sse import dump
 from serve_app.core.errors import MethodNotAllowed, NotFound
+from serve_app.core.version import service_version
 from serve_app.http.completions import Completions, Opened, time_limit_of
-from serve_app.http.exchange import Exchange
+from serve_app.http.exchange import Exchange, route
+from serve_app.http.model_routes import counted
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import Style
+from serve_app.router.capsules import capsule_body
 from serve_app.router.places import NAME, Seen, read_places
 from serve_app.router.resuming import Found, find
 from serve_app.router.router import Router
@@ -40,7 +50,8 @@ class ResumedStreams(Completions):
         exchange.dialect = DIALECTS[kept.dialect]
         parsed = style.parse(kept.body, self._settings.limits, lambda model: exchange.dialect)
         drawn_by = found.first.request.client_request_id
-        request = self._settle(parsed.model_copy(update={"seed": kept.seed}), exchange, story, request_id=drawn_by)
+        seeded = parsed.model_copy(update={"seed": kept.seed})
+        request = self._settle(seeded, exchange, story, request_id=drawn_by, wants_kept=True)
         last_id = headers.get(NAME, "")
         seen = read_places(last_id, kept.secret) if last_id else Seen()
         run = self._router.resume(found, request, story.ticket, seen=seen.num_tokens, limit_s=limit_s)
@@ -58,3 +69,19 @@ async def find_kept(
         what = "a stream of this key, or an answer that it asked for with X-Capsule,"
         must = f"name {what} that runs, or that ended within {seconds:g} s (resume_s)"
         raise NotFound.refusing("id", must=must, found=shown(asked)) from None
+
+
+def capsule_route(router: Router, settings: HttpSettings) -> Route:
+    """Return the route of capsules."""
+
+    async def capsule(request: Request) -> Response:
+        key_id = request.scope["state"]["identity"].key_id
+        found = await find_kept(router, settings, request.path_params["id"], key_id, only_looks=True)
+
+        def written() -> str:
+            sent = read_json_object(found.kept.body, max_depth=settings.limits.max_depth)
+            return dump(capsule_body(found, sent, router.fleet.cards, service_version=service_version()))
+
+        return Response(await asyncio.to_thread(written), media_type="application/json")
+
+    return route(Path.CAPSULE, counted(capsule, router))

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Itera
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -205,20 +206,25 @@ class Client:
         models: str | Iterable[str],
         params: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
         path: str | Path | None = None,
+        *,
+        at_once: int = AT_ONCE,
     ) -> evaluation.Evaluation:
         """Compute a grid of a dataset's prompts, and of each row a number that says how good it is.
 
         dataset: with a `prompt` each, and what the metric wants to know
         metric:  of a row's mapping, `row["text"]` among it; its name is the column's
         """
-        examples = evaluation.examples_of(dataset, reserved=NOT_PARAMETERS)
-        frame = self.grid(examples["prompt"], models, params, path)
+        sets = _sets(params)
+        reserved = {*NOT_PARAMETERS, "seed", *chain.from_iterable(sets)}
+        examples = evaluation.examples_of(dataset, metric, reserved)
+        frame = self.grid(examples["prompt"], models, sets, path, at_once=at_once)
         return evaluation.evaluated(frame, examples, metric)
 
     def score(
-        self, prompts: str | Sequence[str], continuations: Sequence[str], model: str | None = None
+        self, prompts: str | Sequence[str], continuations: str | Sequence[str], model: str | None = None
     ) -> pandas.DataFrame:
         """Sum the log-probabilities of each continuation behind its prompt, or behind the one prompt: a row each."""
+        continuations = _listed(continuations)
         before = [prompts] * len(continuations) if isinstance(prompts, str) else list(prompts)
         if len(before) != len(continuations):
             raise ValueError(
@@ -285,7 +291,8 @@ class Client:
             listed = self._background.run(self._wire.models())
             if not listed:
                 raise ServiceError(f"No model is served to this key at {self.url}.")
-            self._first_model = str(listed[0]["id"])
+            can = (each for each in listed if "completion" in each.get("capabilities", "completion"))
+            self._first_model = str(next(can, listed[0])["id"])
         return self._first_model
 
     def _explained(self, prompts: Sequence[str], model: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:

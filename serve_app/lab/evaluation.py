@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,13 +64,23 @@ def evaluated(frame: pandas.DataFrame, dataset: pandas.DataFrame, metric: Metric
     return Evaluation(frame=joined, metric=name)
 
 
-def examples_of(dataset: pandas.DataFrame | Iterable[Mapping[str, Any]], reserved: Iterable[str]) -> pandas.DataFrame:
-    """Return a dataset as a table. Raises ValueError where it has no prompts, or columns of a grid's names."""
+def examples_of(
+    dataset: pandas.DataFrame | Iterable[Mapping[str, Any]], metric: Metric, reserved: Collection[str]
+) -> pandas.DataFrame:
+    """Return a dataset as a table. reserved: names of a grid's columns
+
+    Raises ValueError where it has no prompts, a prompt twice, or a column of a name that is taken, as by the metric.
+    """
     examples = dataset if isinstance(dataset, pandas.DataFrame) else pandas.DataFrame(list(dataset))
     taken = sorted(set(reserved) & set(examples.columns) - {"prompt"})
     if "prompt" not in examples.columns or taken:
         found = ", ".join(taken or map(str, examples.columns)) or "no column"
         raise ValueError(f'"dataset" must have a column "prompt", and none that a grid has, too; found {found}.')
+    if twice := list(examples.loc[examples["prompt"].duplicated(), "prompt"].head(1)):
+        raise ValueError(f'"dataset" must have each prompt once; found again: {twice[0]!r}.')
+    name = getattr(metric, "__name__", None)
+    if name is None or name in {*reserved, *examples.columns}:
+        raise ValueError(f'"metric" must be a function whose name no other column has; found {name or metric!r}.')
     return examples
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import importlib.util
 import json
@@ -70,8 +71,16 @@ class Kept:
         if lines.suffix == PARQUET:
             _check_parquet(lines)
             self._parquet, lines = lines, lines.with_name(lines.name + BESIDE)
-        self.rows = _rows_of(lines)
         self._file = lines.open("ab")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.rows = _rows_of(lines)
+        except BlockingIOError:
+            self.close()
+            raise ValueError(f'"path" must be no file that another grid writes now; found {lines}.') from None
+        except BaseException:
+            self.close()
+            raise
 
     def add(self, row: Row) -> None:
         """Take a row. One without an error is in the file from then on, even if this process is killed."""

@@ -65,7 +65,10 @@ class Local:
 
 
 def find_or_start(*, args: Mapping[str, Any] | None = None) -> Local:
-    """Return the service that `SERVE_APP_URL` names, or the one on port 8000, or a new one as `start` takes `args`."""
+    """Return the service that `SERVE_APP_URL` names, or the one on port 8000, or a new one as `start` takes `args`.
+
+    A service that runs keeps its own `args`.
+    """
     url = _named_url()
     return Local(url=url) if is_ready(url) else start(args=args)
 

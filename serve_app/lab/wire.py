@@ -19,7 +19,7 @@ from serve_app.lab.reading import Asked, prompts_of, shown_prompt
 Route = Literal["completions", "chat"]
 TIMEOUT_S = 600.0
 NUM_RETRIES, NUM_PATIENT_RETRIES = 2, 12
-"""Of what the service refuses for the moment; it says when to come again. Patient is who has many requests to send."""
+"""Of what the service refuses for the moment; it says when to come again. The second is for grids."""
 PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}
 EVENTS, END = "text/event-stream", "[DONE]"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)

@@ -17,7 +17,7 @@ from serve_app.core.machine import NEEDS_PYARROW
 
 PARQUET, ROWS = ".parquet", 1024
 """How the name of such a file ends, and how many of its rows are in memory."""
-ID, PROMPT = "custom_id", "prompt"
+ID, PROMPT, EMBEDDINGS = "custom_id", "prompt", "/v1/embeddings"
 COLUMNS = {"status": "int64", "text": "string", "finish_reason": "string", "error": "string", "response": "string"}
 """Of an answer, with their types in Arrow's names. `response` is the whole body, in JSON."""
 
@@ -43,7 +43,7 @@ class Form:
     """How a line or a row becomes a request.
 
     model:      that answers all of them; None is the one that each names, or else `default`
-    parameters: of requests that do not say otherwise
+    parameters: of requests that do not say otherwise, and are no embeddings
     """
 
     default: str
@@ -63,8 +63,14 @@ class Form:
         body = entry.get("body", row)
         if not isinstance(body, dict) or body.get("stream"):
             raise InvalidRequest.refusing(f"{line}: body", must="be an object without stream", found=shown(body))
-        body = {"model": self.default, **self.parameters, **body, **({"model": self.model} if self.model else {})}
-        return Question(number=number, custom_id=str(entry.get(ID) or number), path=path, body=body, row=entry)
+        own = self.parameters if path != EMBEDDINGS else {}
+        body = {"model": self.default, **own, **body, **({"model": self.model} if self.model else {})}
+        try:
+            json.dumps(body, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest.refusing(f"{line}: body", must="have values that JSON has", found=str(error)) from None
+        custom_id = str(number if entry.get(ID) in (None, "") else entry[ID])
+        return Question(number=number, custom_id=custom_id, path=path, body=body, row=entry)
 
 
 def questions(file: Path, form: Form) -> Iterator[Question]:
@@ -76,7 +82,7 @@ def questions(file: Path, form: Form) -> Iterator[Question]:
 def schema_of(file: Path) -> Any:
     """Return the columns of a result in Parquet: those of its input, then those of answers. Raises InvalidRequest."""
     arrow = _arrow()
-    own = arrow.parquet.read_schema(file) if file.suffix == PARQUET else arrow.schema([(ID, arrow.string())])
+    own = _parquet(file).schema_arrow if file.suffix == PARQUET else arrow.schema([(ID, arrow.string())])
     if clashing := COLUMNS.keys() & set(own.names):
         raise InvalidRequest(f"{file} has columns that are the result's own: rename {', '.join(sorted(clashing))}.")
     return arrow.schema([*own, *((name, arrow.type_for_alias(kind)) for name, kind in COLUMNS.items())])
@@ -116,13 +122,24 @@ def _lines(file: Path) -> Iterator[tuple[int, object]]:
                 entry = json.loads(text) if text.strip() else None
             except ValueError as error:
                 raise InvalidRequest(f"line {number} of {file} is no JSON: {error}.") from None
+            if isinstance(entry, dict) and ID in entry:  # a column of texts, where the result is Parquet
+                own = entry.pop(ID)
+                entry |= {} if own in (None, "") else {ID: str(own)}
             if text.strip():
                 yield number, entry
 
 
 def _rows(file: Path) -> Iterator[tuple[int, object]]:
-    batches = _arrow().parquet.ParquetFile(file).iter_batches(ROWS)
+    batches = _parquet(file).iter_batches(ROWS)
     return enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+
+
+def _parquet(file: Path) -> Any:
+    arrow = _arrow()
+    try:
+        return arrow.parquet.ParquetFile(file)
+    except arrow.ArrowException as error:
+        raise InvalidRequest(f"{file} cannot be read as Parquet: {error}.") from None
 
 
 def _arrow() -> Any:

@@ -40,7 +40,9 @@ class LocalModel:
         settings = ModelArgs.model_validate(args)
         with ThreadPoolExecutor(1) as threads:  # a thread that has computed keeps its OpenMP team: this one ends
             self._service = threads.submit(load_service, settings, REPLICA).result()
-        logging.getLogger(ACCESS_LOGGER).setLevel(logging.WARNING)  # no line for each request
+        access = logging.getLogger(ACCESS_LOGGER)
+        self._access_level = access.level
+        access.setLevel(logging.WARNING)  # no line for each request
         self._answer = line_answers(HttpSettings())
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="local-model", daemon=True)
@@ -66,6 +68,7 @@ class LocalModel:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        logging.getLogger(ACCESS_LOGGER).setLevel(self._access_level)
 
     async def _open(self) -> None:
         self._service.start()

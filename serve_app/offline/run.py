@@ -89,7 +89,7 @@ class Journal:
     def line(self, question: Question) -> dict[str, Any]:
         """Return the answer to a question as a line of OpenAI's output files."""
         found: dict[str, Any] = json.loads(self._read("SELECT line FROM answers WHERE number = ?", question.number))
-        return found
+        return found | {"custom_id": question.custom_id}
 
     def close(self, *, is_done: bool) -> None:
         """is_done: every request was answered with 200, so that nobody needs the file"""
@@ -125,7 +125,10 @@ def ask_all(
 
 
 def in_threads(items: Iterator[Item], work: Callable[[Item], object], *, num_threads: int) -> None:
-    """Work through all items. Raise the first error; then, and if the caller is interrupted, no further item begins."""
+    """Work through all items. After an error, or if the caller is interrupted, no further item begins.
+
+    Raises the first error once the items that had begun are done. An interrupt does not wait for them.
+    """
     lock, stopped = Lock(), Event()
     ended: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -143,9 +146,13 @@ def in_threads(items: Iterator[Item], work: Callable[[Item], object], *, num_thr
 
     for _ in range(num_threads):
         Thread(target=run, daemon=True).start()
+    first: BaseException | None = None
     try:
         for _ in range(num_threads):
             if (error := ended.get()) is not None:
-                raise error
+                stopped.set()
+                first = first or error
     finally:
         stopped.set()
+    if first is not None:
+        raise first

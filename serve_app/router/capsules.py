@@ -25,7 +25,7 @@ def capsule_body(
 
     sent: the members of the body as they came;  cards: of the base models that are served
     """
-    kept = found.kept
+    kept, plain = found.kept, dict[int, object]()
     request = {name: value for name, value in sent.items() if name not in NOT_REPEATED}
     return {
         "object": "capsule",
@@ -35,7 +35,7 @@ def capsule_body(
         "path": kept.path,
         "dialect": kept.dialect,
         "request": request | pinned(sent, kept.models) | {"seed": kept.seed},
-        "parts": [_part(number, past, cards) for number, past in sorted(found.parts.items())],
+        "parts": [_part(number, past, cards, plain) for number, past in sorted(found.parts.items())],
     }
 
 
@@ -51,8 +51,12 @@ def pinned(sent: Mapping[str, object], models: Sequence[ModelRef]) -> dict[str, 
     return {"model": [each.pinned for each in models[:: len(models) // len(listed)]]}
 
 
-def _part(number: int, past: Past, cards: Mapping[str, ModelCard]) -> dict[str, object]:
+def _part(number: int, past: Past, cards: Mapping[str, ModelCard], plain: dict[int, object]) -> dict[str, object]:
+    """plain: parameters as JSON has them, by their identity: those of all parts may be one object, and large"""
     request = past.request
+    for each in (request.sampling, request.stop):
+        if id(each) not in plain:
+            plain[id(each)] = _plain(asdict(each))
     card = cards.get(request.model.base)
     return {
         "part": number,
@@ -60,8 +64,8 @@ def _part(number: int, past: Past, cards: Mapping[str, ModelCard]) -> dict[str, 
         "engine": None if card is None else card.engine,
         "numerics": past.numerics,
         "prompt_tokens": next((each.prompt.num_tokens for each in past.deltas if each.prompt is not None), None),
-        "sampling": _plain(asdict(request.sampling)),
-        "stop": _plain(asdict(request.stop)),
+        "sampling": plain[id(request.sampling)],
+        "stop": plain[id(request.stop)],
         "choices": [_choice(past, sample) for sample in range(request.n)],
     }
 

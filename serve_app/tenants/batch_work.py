@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, and_, bindparam, delete, func, insert, or_, select, update
 
 from serve_app.core.batches import (
     FILES_DAYS,
@@ -243,8 +243,9 @@ class BatchWork:
     def _expire(self) -> None:
         """Forget files whose time is over, but for those that open batches read, and batches that ended long ago."""
         read = select(BATCHES.input_file_id).where(BATCHES.state.in_(OPEN_STATES))
-        expired = delete(tables.files).where(FILES.expires_at < self._wall(), FILES.id.not_in(read))
         before = self._wall() - self._files_days * DAY_S
+        is_over = or_(FILES.expires_at < self._wall(), and_(FILES.expires_at.is_(None), FILES.created_at < before))
+        expired = delete(tables.files).where(is_over, FILES.id.not_in(read))
         old = delete(tables.batches).where(BATCHES.state.not_in(OPEN_STATES), BATCHES.expires_at < before)
         with self._engine.begin() as connection:
             connection.execute(expired)

@@ -214,5 +214,6 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
         "weights": None,
         "engine": "own",
         "lacks": (),
+        "capabilities": ("completion",),
     }
     assert body["data"][2]["version"] == "v1"

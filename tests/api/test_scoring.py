@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from serve_app.api import scoring
 from serve_app.api.dialects import OPENAI, UNION
 from serve_app.api.limits import WireLimits
 from serve_app.api.responses import ResponseHead
@@ -77,6 +78,13 @@ def test_what_is_wrong_is_named(
         read(kind, **members)
     assert caught.value.param == param
     assert words in caught.value.message
+
+
+def test_the_query_counts_with_each_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scoring, "MAX_PAIRED_CHARS", 10)
+    assert len(read(RerankRequest, query="abc", documents=["de", "fg"]).pairs) == 2
+    with pytest.raises(InvalidRequest, match=r"at most 10 characters together.*found 11 in 2 pairs"):
+        read(RerankRequest, query="abc", documents=["de", "fgh"])
 
 
 def test_a_strict_dialect_refuses_unknown_names() -> None:

@@ -75,6 +75,15 @@ def test_what_is_no_capsule_or_no_new_file_is_told(run: CommandLine, served: Ser
         assert (ran.code, said in ran.err) == (Exit.FAILED, True), ran
 
 
+@pytest.mark.parametrize("path", ["/admin/keys", ".example.org/x", ":80/v1/completions", None])
+def test_a_key_goes_to_no_other_place(run: CommandLine, served: Served, tmp_path: Path, path: object) -> None:
+    file, num_sent = tmp_path / "capsule.json", len(served.backend.submissions)
+    file.write_text(json.dumps(CAPSULE | {"path": path, "dialect": "union", "request": {}, "object": "capsule"}))
+    ran = run("replay", str(file))
+    assert (ran.code, "must hold a request of /v1/completions" in ran.err) == (Exit.FAILED, True), ran
+    assert len(served.backend.submissions) == num_sent
+
+
 def changed(**changes: Any) -> dict[str, Any]:
     """Return the capsule with other members: of the whole, of its part, or of its choice."""
     made: dict[str, Any] = json.loads(json.dumps(CAPSULE))
@@ -112,6 +121,13 @@ def test_other_conditions_are_told(changes: dict[str, Any], told: str) -> None:
 )
 def test_every_difference_is_told_once(changes: dict[str, Any], told: list[str]) -> None:
     assert list(differences(CAPSULE, changed(**changes))) == told
+
+
+def test_what_is_missing_in_the_answer_is_told() -> None:
+    fewer = changed()
+    fewer["parts"][0]["choices"] = []
+    assert list(differences(CAPSULE, fewer)) == ["part 0: had 1 choices and has 0"]
+    assert list(differences(CAPSULE, {**CAPSULE, "parts": []})) == ["part 0: is not in the answer"]
 
 
 def test_a_completion_that_had_not_ended_is_compared_as_far_as_it_came() -> None:

@@ -121,7 +121,7 @@ class Noting(Service):
 )
 def test_of_two_models_one_is_asked_at_a_time_and_each_is_first_as_often(models: str, turns: str) -> None:
     load, noting = Load(num_clients=3, num_requests=20, max_tokens=2, num_words=2), Noting(url="")
-    measured = in_turns(noting, load, [*models], told=lambda _: None)
+    measured = in_turns(noting, load, [*models], told=lambda: None)
     assert "".join(noting.asked) == turns
     assert [(len(answers), sum(each.output_tokens for each in answers)) for answers, _ in measured] == [(20, 40)] * len(
         models

@@ -16,6 +16,7 @@ from serve_app.api.chat import CHAT_PARAMETERS
 from serve_app.api.dialects import DIALECTS
 from serve_app.api.limits import WireLimits
 from serve_app.api.parameters import PARAMETERS
+from serve_app.http.admin_routes import refuse
 from serve_app.http.app import build_app, routes
 from serve_app.http.metrics import Metrics
 from serve_app.http.pages import content_security_policy
@@ -199,6 +200,7 @@ async def test_the_described_routes_are_those_that_exist(client):
     existing = {
         route.path.replace(":path", ""): route.methods - {"HEAD"}
         for route in routes(router, HttpSettings(), Metrics(router.fleet))
+        if route.endpoint is not refuse
     }
     described = {path: {method.upper() for method in operations} for path, operations in document["paths"].items()}
     assert described == existing

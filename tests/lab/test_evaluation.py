@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib as mpl
@@ -70,9 +71,14 @@ def test_several_completions_of_a_prompt_count_as_one() -> None:
 
 def test_a_dataset_has_prompts_and_no_column_of_a_grid() -> None:
     with pytest.raises(ValueError, match="found question"):
-        examples_of([{"question": "?"}], reserved=["text"])
+        examples_of([{"question": "?"}], len, ["text"])
     with pytest.raises(ValueError, match="found text"):
-        examples_of([{"prompt": "?", "text": "!"}], reserved=["prompt", "text"])
+        examples_of([{"prompt": "?", "text": "!"}], len, ["prompt", "text"])
+    with pytest.raises(ValueError, match="each prompt once; found again: '\\?'"):
+        examples_of([{"prompt": "?"}, {"prompt": "?"}], len, [])
+    for taken, metric in (("len", len), ("right", partial(len))):
+        with pytest.raises(ValueError, match='"metric" must be a function'):
+            examples_of([{"prompt": "?", taken: 1}], metric, [])
 
 
 def test_p_of_random_signs_is_near_that_of_all_of_them() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from serve_app.core.request import GenerationRequest
 from serve_app.http.app import build_app
 from serve_app.lab.client import Background, Client
 from serve_app.lab.errors import ServiceError
-from serve_app.lab.grid import side_by_side
+from serve_app.lab.grid import Kept, side_by_side
 from serve_app.lab.magics import MalformedLine, load_ipython_extension
 from serve_app.lab.wire import NUM_PATIENT_RETRIES
 from serve_app.router.fleet import Fleet
@@ -167,6 +168,13 @@ def test_a_file_that_is_no_grids_is_left_as_it_is(client: Client, tmp_path: Path
     with pytest.raises(ValueError, match='"path" must name the file of a grid'):
         client.grid("a", MODELS, path=path)
     assert path.read_text() == content
+
+
+def test_a_file_has_one_grid_at_a_time(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    with closing(Kept(path)), pytest.raises(ValueError, match="no file that another grid writes now"):
+        client.grid("a", MODELS, path=path)
+    assert len(client.grid("a", MODELS, path=path)) == len(MODELS)
 
 
 def test_what_is_refused_for_the_moment_comes_again_more_often_than_of_one_call(

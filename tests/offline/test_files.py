@@ -21,7 +21,7 @@ def test_a_line_of_openai_and_a_row_are_requests_and_say_more_than_the_command()
     line = {"custom_id": "own", "method": "POST", "url": "/v1/embeddings", "body": {"model": "other", "input": "a"}}
     found = FORM.question(1, line)
     assert (found.path, found.custom_id) == ("/v1/embeddings", "own")
-    assert found.body == {"model": "other", "max_tokens": 3, "input": "a"}
+    assert found.body == {"model": "other", "input": "a"}, "max_tokens is nothing to an embedding"
     row = {"prompt": "a", "max_tokens": 5, "seed": None, "source": "book"}
     found = FORM.question(2, row)
     assert (found.path, found.custom_id, found.unsent) == ("/v1/completions", "2", ["source"])
@@ -38,6 +38,7 @@ def test_a_line_of_openai_and_a_row_are_requests_and_say_more_than_the_command()
         ('{"url": "/v1/completions", "body": 7}', "line 2: body"),
         ('{"url": "/v1/completions", "body": {"stream": true}}', "without stream"),
         ('{"prompt": ', "line 2 of .* is no JSON"),
+        ('{"prompt": "a", "temperature": NaN}', "line 2: body.*values that JSON has"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, text: str, told: str) -> None:
@@ -76,6 +77,24 @@ def test_answers_in_parquet_stand_beside_the_columns_of_their_rows(tmp_path: Pat
     assert table.column("text").to_pylist() == ["told", "said", None, None]
     assert table.column("error").to_pylist() == [None, None, None, "wrong"]
     assert [json.loads(each) for each in table.column("response").to_pylist()] == [body for _, body in ANSWERS]
+
+
+@pytest.mark.parametrize(("own", "ids"), [([0, 1], ["0", "1"]), ([None, 0], ["1", "0"]), (["", "b"], ["1", "b"])])
+def test_ids_are_texts_and_each_row_keeps_its_own(tmp_path: Path, own: list[object], ids: list[str]) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.parquet"
+    source.write_text("".join(json.dumps({"custom_id": each, "prompt": "a"}) + "\n" for each in own))
+    asked = list(questions(source, FORM))
+    assert [each.custom_id for each in asked] == ids
+    line = Answered(status=200, body=b"{}").line("id", "own")
+    write_answers([(each, line) for each in asked], target, schema_of(source))
+    assert pyarrow.parquet.read_table(target).column("custom_id").to_pylist() == ids
+
+
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "in.parquet"
+    file.write_text("{}")
+    with pytest.raises(InvalidRequest, match=r"in\.parquet cannot be read as Parquet"):
+        list(questions(file, FORM))
 
 
 def test_a_column_of_the_results_own_is_refused_before_anything_is_asked(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,6 +78,9 @@ def test_a_good_answer_is_kept_to_the_same_request_and_no_other(tmp_path: Path) 
     assert [question(1) in journal, question(2) in journal, question(3) in journal] == [True, False, False]
     assert question(1, "another prompt") not in journal
     assert journal.line(question(1))["id"] == "id-1"
+    renamed = FORM.question(1, {"prompt": "a", "custom_id": "new"})
+    assert renamed in journal
+    assert journal.line(renamed)["custom_id"] == "new"
     assert journal.line(question(2))["response"]["status_code"] == 400
     journal.add(question(2), GOOD, "id-3")
     assert question(2) in journal
@@ -113,6 +117,22 @@ def test_the_first_error_ends_a_run_and_what_was_answered_is_kept(tmp_path: Path
     ask_all(map(question, (1, 2, 4)), ask, journal, num_threads=4, told=lambda: told.append(None))
     assert begun == [4]
     assert len(told) == 2 + 3
+    journal.close(is_done=False)
+
+
+def test_what_had_begun_before_an_error_is_kept(tmp_path: Path) -> None:
+    journal, has_failed = Journal(tmp_path / "out.part"), threading.Event()
+
+    def ask(question: Question, request_id: str) -> Answered:
+        if question.number == 2:
+            has_failed.set()
+            raise InvalidRequest("no more")
+        assert has_failed.wait(60)
+        return GOOD
+
+    with pytest.raises(InvalidRequest, match="no more"):
+        ask_all(map(question, (1, 2)), ask, journal, num_threads=2, told=lambda: None)
+    assert question(1) in journal
     journal.close(is_done=False)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -384,18 +385,27 @@ class Weight:
         if self.format is None:
             plain: Tensor = self.slices[""][index]
             return plain
-        try:
-            parts = {ending: each[...] for ending, each in self.slices.items()}
+        with self._refusing():
+            parts = self._parts()
             with parts[self.format.main].device:  # an outline's parts have no numbers, and no tables either
                 return self.format.decode(parts)[index]
-        except (ValueError, KeyError, IndexError, RuntimeError) as error:
-            raise ModelNotSupported(f"tensor {self.name} cannot be dequantised: {error}") from error
 
     def keep(self) -> Rounded | None:
         """Return the weight in few bits as it is stored, if a kernel computes with that form."""
         if self.format is None or self.format.keep is None:
             return None
-        return self.format.keep({ending: each[...] for ending, each in self.slices.items()})
+        with self._refusing():
+            return self.format.keep(self._parts())
+
+    def _parts(self) -> dict[str, Tensor]:
+        return {ending: each[...] for ending, each in self.slices.items()}
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, KeyError, IndexError, RuntimeError) as error:
+            raise ModelNotSupported(f"tensor {self.name} cannot be dequantised: {error}") from error
 
 
 def kept_in(weights: Mapping[str, Weight], bits: Bits) -> Callable[[str], Rounded | None]:

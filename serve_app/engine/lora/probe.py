@@ -44,7 +44,12 @@ def _probe_alone(model: nn.Module, adapter: Adapter, shard: Shard | None) -> str
     else:
         bank = PartBank(model, [adapter], division=shard.division, max_slots=1)
     try:
-        weights = bank.read(adapter)
+        try:
+            weights = bank.read(adapter)
+        except AdapterRefused:
+            raise
+        except Exception as error:
+            return f"its files could not be read: {error}"
         bank.offer(adapter.version, weights)
         bank.load(0, adapter.version)
         return probe_slot(model, bank, 0, bank.own_part(weights), shard=shard)

@@ -5,7 +5,6 @@ import { show } from "./problems.js";
 import { ask, download } from "./service.js";
 
 const EVERY_MS = 2000;
-const KEPT_S = 30 * 86_400;
 const WINDOW = "24h";
 const KINDS = { completed: "good", failed: "bad", expired: "bad" };
 const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
@@ -72,13 +71,10 @@ export class Batches {
     if (!file) throw new Error("Choose a file first: one request per line, as JSON.");
     const form = new FormData();
     form.append("purpose", "batch");
-    form.append("expires_after[anchor]", "created_at");
-    form.append("expires_after[seconds]", KEPT_S);
     form.append("file", file);
     const endpoint = await endpointIn(file, this.endpoints);
     const { id } = await ask("v1/files", { method: "POST", body: form });
-    const kept = { anchor: "created_at", seconds: KEPT_S };
-    const body = { input_file_id: id, endpoint, completion_window: WINDOW, metadata: { name: file.name }, output_expires_after: kept };
+    const body = { input_file_id: id, endpoint, completion_window: WINDOW, metadata: { name: file.name } };
     await ask("v1/batches", { method: "POST", body });
     byId("send-batch").reset();
     await this.look();

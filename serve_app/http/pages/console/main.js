@@ -75,9 +75,12 @@ function reveal(name) {
 
 function askForKey(refused) {
   live.stop();
-  show("sign-in-problem", session.key ? refused : null);
+  if (session.key) memory.refusal = refused;
   memory.forget();
   session.key = null;
+  if (playground) return location.reload(); // the page has what was asked under that key
+  const { refusal } = memory;
+  show("sign-in-problem", refusal && new Refused(refusal.status, refusal.said));
   byId("sections").hidden = true;
   byId("sign-out").hidden = true;
   reveal("sign-in");

@@ -5,6 +5,7 @@ import { session } from "./service.js";
 const DRAFT = "serve_app.draft";
 const PAST = "serve_app.past";
 const WHERE = "serve_app.past.where";
+const REFUSAL = "serve_app.refusal";
 const MOST = 100;
 
 /** Requests under a key are for those who have it: their name is a digest of it, of 32 bits, by FNV-1a. */
@@ -14,7 +15,8 @@ function nameOfPast() {
   return session.key ? `${PAST}.${digest.toString(16)}` : PAST;
 }
 
-const place = () => (localStorage.getItem(WHERE) === "tab" ? sessionStorage : localStorage);
+const nameOfPlace = () => `${WHERE}${nameOfPast().slice(PAST.length)}`;
+const place = () => (localStorage.getItem(nameOfPlace()) === "tab" ? sessionStorage : localStorage);
 const withoutImages = (_, value) => (value?.type === "image_url" ? { type: "text", text: "[an image, which is not kept]" } : value);
 
 function read(storage, name) {
@@ -56,14 +58,23 @@ export const memory = {
   set stays(stays) {
     const { past } = this;
     place().removeItem(nameOfPast());
-    if (stays) localStorage.removeItem(WHERE);
-    else localStorage.setItem(WHERE, "tab");
+    if (stays) localStorage.removeItem(nameOfPlace());
+    else localStorage.setItem(nameOfPlace(), "tab");
     this.past = past;
+  },
+  /** Why the service wants another key, once: it outlives the page, which has what was asked under the last one. */
+  get refusal() {
+    const refusal = read(sessionStorage, REFUSAL);
+    sessionStorage.removeItem(REFUSAL);
+    return refusal;
+  },
+  set refusal({ status, message, facts }) {
+    sessionStorage.setItem(REFUSAL, JSON.stringify({ status, said: { message, ...facts } }));
   },
   /** The draft, and the earlier requests under the key that this tab has. */
   forget() {
     sessionStorage.removeItem(DRAFT);
-    if (session.key) place().removeItem(nameOfPast());
+    if (session.key) for (const storage of [localStorage, sessionStorage]) for (const name of [nameOfPast(), nameOfPlace()]) storage.removeItem(name);
   },
 };
 
