@@ -65,7 +65,7 @@ def replay(
         return Exit.FAILED if found else Exit.DONE
     for line in [*conditions, *([WARNS] if conditions else [])]:
         remark(line)
-    for line in found or [f"The same, as far as the capsule goes: {_told(before)}."]:
+    for line in found or [f"The same: {_told(before)}."]:
         say(line)
     return Exit.FAILED if found else Exit.DONE
 

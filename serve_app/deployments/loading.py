@@ -34,8 +34,9 @@ ENVIRONMENT = {
 }
 """Read once, when torch and transformers are imported. In the cluster file it would cost a process of its own: Ray has
 idle ones at hand, but starts one anew where a `runtime_env` asks for it."""
-AWAKE = {"GOMP_SPINCOUNT": "10000"}
-"""But for about half a millisecond between two parts of a step: `kernels/openmp.py` says when."""
+AWAKE = {"own": "10000", "vllm": "300000"}
+"""`GOMP_SPINCOUNT`: they spin between two parts of a step, about half a millisecond; vLLM's, whose parts are further
+apart, some 15, as libgomp's do by itself. `kernels/openmp.py` says when they do not."""
 MOST_CPUS = 64
 """With more, threads only sleep: to have them sleep at times takes a thread for each CPU."""
 
@@ -45,7 +46,8 @@ def load_service(args: ModelArgs, replica_id: str) -> ModelService:
 
     Raises CatalogError for a folder that must not be loaded, and what loading itself raises.
     """
-    for name, value in (ENVIRONMENT | (AWAKE if (os.cpu_count() or 1) <= MOST_CPUS else {})).items():
+    awake = {"GOMP_SPINCOUNT": AWAKE[args.engine]} if (os.cpu_count() or 1) <= MOST_CPUS else {}
+    for name, value in (ENVIRONMENT | awake).items():
         os.environ.setdefault(name, value)
     log_as_configured()
     folder = read_model_folder(locate_model(args.path))

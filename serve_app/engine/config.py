@@ -48,7 +48,8 @@ class EngineConfig:
                        eighth of the free memory is the most
     max_waiting:       sequences queued beyond those running; the engine refuses more
     threads:           torch threads; None is one per CPU of the process, divided among its shards
-    niceness:          of the threads that compute steps on CPUs, so that proxies and routers on the machine go first
+    niceness:          of the threads that compute steps on CPUs, so that proxies and routers on the machine go first;
+                       "auto" is 5, and 0 of vLLM, whose threads wait awake for longer
     tensor_parallel:   devices of one node that share the model, one process each; 1 does not shard it
     max_step_stretch:  1.75 lets a mixed step take 1.75 times a decode-only step. Up to four times as much more if many
                        short prompts wait, few sequences decode, and every decoding flow has such a prompt; if other
@@ -112,7 +113,7 @@ class EngineConfig:
     adapter_bytes: PositiveInt | Literal["auto"] = "auto"
     max_waiting: Count = 1024
     threads: PositiveInt | None = None
-    niceness: Annotated[int, Ge(0), Le(19)] = 5
+    niceness: Annotated[int, Ge(0), Le(19)] | Literal["auto"] = "auto"
     tensor_parallel: PositiveInt = 1
     max_step_stretch: Annotated[float, Gt(1)] = 1.75
     min_prompt_tokens: PositiveInt = 8
@@ -142,6 +143,13 @@ class EngineConfig:
     max_recorded_bytes: PositiveInt = 4 << 20
     engine: Literal["own", "vllm"] = "own"
     vllm: Mapping[str, Any] | None = None
+
+    @property
+    def step_niceness(self) -> int:
+        """Return the niceness of the threads that compute steps on CPUs."""
+        if self.niceness == "auto":
+            return 5 if self.engine == "own" else 0
+        return self.niceness
 
     @property
     def num_spare_places(self) -> int:

@@ -95,7 +95,7 @@ class Engine(BaseEngine):
     @property
     def niceness(self) -> int:
         """Return the niceness of the thread that steps; 0 where it only launches work on a device."""
-        return self.config.niceness if self.model.device.type == "cpu" else 0
+        return self.config.step_niceness if self.model.device.type == "cpu" else 0
 
     @property
     def has_work(self) -> bool:

@@ -37,7 +37,7 @@ TEXTS = {"a": "yyyyyyyn", "b": "nnnnnnnn", "c": "yyyyyyy"}
 @pytest.fixture(scope="module")
 def result() -> evaluation.Evaluation:
     texts = {model: [*column, None][:8] for model, column in TEXTS.items()}
-    return evaluated(grid_of(texts), examples_of(DATASET, reserved=["text"]), right)
+    return evaluated(grid_of(texts), examples_of(DATASET, right, ["text"]), right)
 
 
 def test_a_summary_has_the_mean_of_each_model_over_what_did_not_fail(result: evaluation.Evaluation) -> None:

@@ -78,7 +78,7 @@ class VllmCore(BaseEngine):
         super().__init__(FairShares(config.fairness), output)
         self.config, self.core = config, core
         self.computes_here = core.vllm_config.device_config.device_type == "cpu"
-        self.niceness = config.niceness if self.computes_here else 0
+        self.niceness = config.step_niceness if self.computes_here else 0
         self._draws, self._lora_of = draws, lora_of
         self._waiting = WaitingQueue(self._policy)
         self._paused: list[Sequence] = []

@@ -83,7 +83,7 @@ class Worker:
                 case Load(config=config):
                     self._config, self._bound = config, []
                     if self._is_on_cpu:
-                        give_way(config.niceness)
+                        give_way(config.step_niceness)
                     self._model = load_model(config, peers=self)
                 case Bind(records=records):
                     self._bound, _ = bind_adapters(records, self._model.module, shard=self._model.shard)
