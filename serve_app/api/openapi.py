@@ -487,12 +487,9 @@ def _forms(schema: Schema) -> list[Schema]:
 
 
 def _default(name: str, kind: Body[Any], terms: Terms) -> object:
-    defaults = {**kind.defaults, **terms.dialect.defaults}
-    if name in defaults:
-        value = defaults[name]
-    else:
-        field = kind.request.model_fields.get(name)
-        value = None if field is None or field.is_required() else field.get_default()
+    field = kind.request.model_fields.get(name)
+    value = None if field is None or field.is_required() else field.get_default()
+    value = {**kind.defaults, **terms.dialect.defaults}.get(name, value)
     is_unlimited = name == "max_tokens" and value == UNLIMITED
     if isinstance(value, StreamOptions) or (is_unlimited and not terms.dialect.takes_unlimited_tokens):
         return None  # means the same, and may be sent
