@@ -134,7 +134,7 @@ async def test_a_stream_gives_text_and_the_calls_whole_at_its_end(stack: Stack) 
 
 
 async def test_the_best_of_several_keeps_its_calls(stack: Stack) -> None:
-    body = {"tools": [STRICT], "tool_choice": "required", "max_tokens": 80, "temperature": 1, "best_of": 3}
+    body = {"tools": [STRICT], "tool_choice": "required", "max_tokens": 200, "temperature": 1, "seed": 1, "best_of": 3}
     for choice in (await stack.complete(prompt="Once", n=2, **body))["choices"]:
         check_call(choice)
 
