@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
 from serve_app.cli.parameters import chat_offers, completion_offers
 from serve_app.cli.tenancy_commands import scope_offers, tenant_offers
+from serve_app.core.version import service_version
 
 NAME = "serve_app"
 SERVE, ASK, LOOK, FOLDERS, TENANCY = (
@@ -100,7 +100,7 @@ def _root(
 
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"{NAME} {version(NAME)}", flush=True)
+        print(f"{NAME} {service_version()}", flush=True)
         raise typer.Exit
 
 
