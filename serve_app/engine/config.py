@@ -51,7 +51,7 @@ class EngineConfig:
     niceness:          of the threads that compute steps on CPUs, so that proxies and routers on the machine go first;
                        "auto" is 5, and 0 of vLLM, whose threads wait awake for longer
     tensor_parallel:   devices of one node that share the model, one process each; 1 does not shard it
-    max_step_stretch:  1.75 lets a mixed step take 1.75 times a decode-only step. Up to four times as much more if many
+    max_step_stretch:  1.75 lets a mixed step take 1.75 times a decode-only step. Up to eight times as much more if many
                        short prompts wait, few sequences decode, and every decoding flow has such a prompt; if other
                        flows decode too, the oldest prompt of each flow counts. Sequences that nobody reads before their
                        end do not hold back short prompts of their own flow if nothing else decodes. Sequences that a

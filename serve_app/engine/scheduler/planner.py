@@ -30,7 +30,7 @@ MANY = 32
 """Beyond so many, one prompt for each so many is none."""
 SHORT_PROMPT = 256
 """Tokens; a prompt of twice as many is half a reason to hurry, as those that decode would wait twice as long for it."""
-MOST_HURRY = 4.0
+MOST_HURRY = 8.0
 LOOK_AGAIN = 32
 """After so many steps with prompts, or rows of others, one is made without, to see what it takes by now."""
 LOOK_SELDOM = 8
@@ -58,7 +58,7 @@ class Pace:
     needed, and none has to be right. What is computed does not depend on it, only when.
 
     If several short prompts wait behind the first, a step may be stretched by more: in proportion to their number, up
-    to four times as much. A step reads all weights for few rows until those are there, so all are served sooner.
+    to eight times as much. A step reads all weights for few rows until those are there, so all are served sooner.
     Long prompts hurry nobody.
     """
 
