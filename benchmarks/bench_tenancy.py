@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Scope
 
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.paths import Path
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
 from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Rights, Statement, Tenant
@@ -37,11 +38,10 @@ from serve_app.core.tenants import Scope as Scopes
 from serve_app.http.app import build_app
 from serve_app.http.exchange import rate_headers
 from serve_app.http.guard import Door, Guard
-from serve_app.http.styles import OpenAiStyle
+from serve_app.http.styles import STYLES
 from serve_app.router.accounting import Accounting
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import Replays
-from serve_app.router.inquiries import Inquiries
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router
@@ -101,7 +101,7 @@ class Setup:
         fleet.put(await backend.hello(ROUTER), backend)
         tenant = Tenant(name="team", limits=LIMITS)
         held = Key(id="key", tenant="team", digest=digest_of(key, PEPPER), scopes=frozenset(Scopes), created_at=0.0)
-        accounting = Accounting(Quotas(ROUTER, accounts), LedgerWriter(accounts, fleet.counts), accounts)
+        accounting = Accounting(Quotas(ROUTER, accounts), LedgerWriter(accounts, fleet.counts))
         directory = Directory([tenant], [held], pepper=PEPPER)
         return Setup(backend=backend, fleet=fleet, accounting=accounting, tenant=tenant, directory=directory, key=key)
 
@@ -217,7 +217,7 @@ async def kinds_of_refusals(setup: Setup) -> dict[str, Refused]:
         for name, secret in secrets.items()
     ]
     accounts = NearAccounts(limits)
-    accounting = Accounting(Quotas(ROUTER, accounts), LedgerWriter(accounts, setup.fleet.counts), accounts)
+    accounting = Accounting(Quotas(ROUTER, accounts), LedgerWriter(accounts, setup.fleet.counts))
     app = build_app(Router(setup.fleet, accounting=accounting), door=_door(Directory(tenants, keys, pepper=PEPPER)))
     first = Client()
     setup.backend.submissions.clear()
@@ -252,9 +252,8 @@ async def stages(setup: Setup, *, rounds: int, num: int) -> dict[str, object]:
     await spend(setup, app, num)
     router = Router(setup.fleet, accounting=setup.accounting).seen_by(setup.tenant)
     guard = Guard(_door(setup.directory), lambda tenant: app, lambda: None)
-    request = router.settled(
-        OpenAiStyle(router, Inquiries(router.view)).parse(BODY, DEFAULT_LIMITS, lambda model: router.dialect)
-    )
+    style = STYLES[Path.COMPLETIONS]
+    request = router.settled(style.parse(router, BODY, DEFAULT_LIMITS, lambda model: router.dialect))
     run = await _answered(setup, router, request)
     identity = setup.directory.identify(setup.key, time.time())
     permits = []

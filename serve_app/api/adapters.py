@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from serve_app.api.error_text import shown
 from serve_app.api.forms.form import FLAG, Parameter, Text
@@ -136,22 +135,3 @@ class ListedAdapter:
     reason: str | None
     refused: str | None
     canary: ListedCanary | None = None
-
-    def body(self) -> dict[str, Any]:
-        """Return the entry as JSON has it."""
-        return asdict(self)
-
-
-def adapters_list(revision: int, adapters: Sequence[ListedAdapter]) -> dict[str, object]:
-    """Return the answer of the list. revision: of the published set, 0 if nothing was ever published"""
-    return {"object": "list", "revision": revision, "data": [each.body() for each in adapters]}
-
-
-def loaded_text(name: str) -> str:
-    """Return vLLM's answer."""
-    return f"Success: LoRA adapter '{name}' added successfully."
-
-
-def unloaded_text(name: str) -> str:
-    """Return vLLM's answer."""
-    return f"Success: LoRA adapter '{name}' removed successfully."

@@ -15,7 +15,17 @@ from serve_app.api.forms.schema import Schema, array, either, string
 from serve_app.api.groups import Amount, Target
 from serve_app.api.limits import WireLimits
 from serve_app.api.logprobs import numbers_text
-from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, declared, form_of, read_fields
+from serve_app.api.parameters import (
+    PARAMETERS,
+    Carried,
+    Disposition,
+    Inert,
+    NotYet,
+    declared,
+    form_of,
+    read_fields,
+    read_values,
+)
 from serve_app.api.responses import ResponseHead
 from serve_app.api.sse import Fragment
 from serve_app.core.delta import Recording, Usage
@@ -111,10 +121,7 @@ class EmbeddingRequest(CompletionRequest):
         """
         terms, table = Terms(limits=limits, dialect=dialect), cls.table
         fields = read_fields(members, table, refuses_unknown=dialect.refuses_unknown)
-        values: dict[str, Any] = {
-            name: form_of(name, table).read(Value(name=fields.spelled(name), sent=sent, terms=terms))
-            for name, sent in fields.values.items()
-        }
+        values = read_values(fields, table, terms)
         for name in cls.required:
             if name not in values:
                 raise InvalidRequest.refusing(name, must=f"be {form_of(name, table).words(terms)}", found="nothing")

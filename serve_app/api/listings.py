@@ -14,7 +14,7 @@ from serve_app.api.forms.form import Terms
 from serve_app.api.limits import DEFAULT_LIMITS, WireLimits
 from serve_app.api.parameters import PARAMETERS, Carried, Disposition, Inert, NotYet, Renamed, defaults_of
 from serve_app.core.bounded import Count
-from serve_app.core.cards import AdapterCard, EngineName, ModelCard, ReplicaCard, Scale
+from serve_app.core.cards import AdapterCard, EngineName, ModelCard, ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.ledger import Price
 from serve_app.core.names import ModelRef
@@ -190,10 +190,6 @@ def tokenizer_body(card: ModelCard) -> dict[str, object]:
     }
 
 
-def models_body(entries: Iterable[ModelEntry]) -> dict[str, object]:
-    return {"object": "list", "data": [asdict(entry) for entry in entries]}
-
-
 def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> ModelEntry:
     return ModelEntry(
         id=name,
@@ -300,11 +296,6 @@ class Moment:
     asleep: Sequence[str]
     scales: Sequence[ScaleState]
     replicas: Sequence[ReplicaState]
-
-
-def scale_state(model: str, scale: Scale) -> ScaleState:
-    """Return what is shown of a model's replicas."""
-    return ScaleState(id=model, **asdict(scale))
 
 
 def replica_state(card: ReplicaCard, load: Load) -> ReplicaState:

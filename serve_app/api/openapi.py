@@ -18,6 +18,7 @@ from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
 from serve_app.api.paths import OF_ADAPTERS, OPEN, SERVICES, AdminPath, Path, Service
 from serve_app.api.responding import RESPONSES
+from serve_app.api.responses import IGNORED, RESUMABLE, SEED, SERVED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
 from serve_app.api.schemas import ADMIN_SCHEMAS, SCHEMAS
 from serve_app.api.scoring import INPUT_ROUTES
 from serve_app.api.tokenize import APPLY_TEMPLATE, CONVERSED, DETOKENIZE, SPECIAL_NAMES, TEXT_NAMES, TOKENIZE
@@ -43,28 +44,29 @@ OF_BODIES = frozenset({408, 413, 415})
 """Errors that only a route with a body has."""
 TOLD_HEADERS: dict[str, Any] = {
     HEADER: {"description": "The dialect that was spoken.", "schema": STRING},
-    "X-Served-Model": {
+    SERVED: {
         "description": "The model that answers, each adapter with its version; also an address for `model`.",
         "schema": STRING,
     },
-    "X-Seed": {"description": "The seed that was sent or drawn.", "schema": STRING},
-    "X-Resumable": {
+    SEED: {"description": "The seed that was sent or drawn.", "schema": STRING},
+    RESUMABLE: {
         "description": "Of a stream: whether its client can fetch it anew, should it break off.",
         "schema": {"enum": ["true", "false"]},
     },
-    "X-Ignored-Parameters": {
+    IGNORED: {
         "description": "Names that are no parameters, percent-encoded; `+n` stands for n more.",
         "schema": STRING,
     },
-    "X-Suffix-Mode": {
+    SUFFIX_MODE: {
         "description": "Where there is a suffix: whether the model filled the gap before it, or it was appended.",
         "schema": {"enum": ["fim", "append"]},
     },
-    "X-Tool-Prompt": {
+    TOOL_PROMPT: {
         "description": "Where a default text shows the model the tools, as its chat template does not.",
         "schema": {"const": "default"},
     },
-    "X-Truncated-Prompt-Tokens": {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
+    TRUNCATED: {"description": "Tokens that prompts lost at their beginning.", "schema": STRING},
+    UNENFORCED: {"description": "Values of `format` in a JSON schema that count as annotations.", "schema": STRING},
 }
 _NO_CHAT = dict.fromkeys(CONVERSED, NOTHING)
 
@@ -226,7 +228,7 @@ def _fetched(chunk: str) -> dict[str, Any]:
 def _inputs(kind: type[EmbeddingRequest]) -> dict[str, Any]:
     summary, body, answer = kind.described
     operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
-    told = (HEADER, "X-Served-Model", "X-Ignored-Parameters", "X-Truncated-Prompt-Tokens")
+    told = (HEADER, SERVED, IGNORED, TRUNCATED)
     operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
     return operation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import assert_never
+from typing import Any, assert_never
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.error_text import nearest, shown
 from serve_app.api.forms.constraints import GUIDED_GRAMMAR
-from serve_app.api.forms.form import CANDIDATES, PROBABILITIES, Form, Parameter
+from serve_app.api.forms.form import CANDIDATES, PROBABILITIES, Form, Parameter, Terms, Value
 from serve_app.api.groups import StreamOptions
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 
@@ -299,3 +299,13 @@ def _unknown(spelled: str, near: str | None, within: str) -> UnsupportedParamete
     return UnsupportedParameter.refusing(
         name, must="be the name of a parameter of completions", found="none of that name", remedy=hint
     )
+
+
+def read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, Any]:
+    """Read each value by its form. Raises InvalidRequest."""
+    values = {}
+    for name, sent in fields.values.items():
+        spelled = fields.spelled(name)
+        form = form_of(spelled if spelled in table else name, table)
+        values[name] = form.read(Value(name=spelled, sent=sent, terms=terms, ignored=fields.ignored))
+    return values

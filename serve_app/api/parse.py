@@ -28,6 +28,7 @@ from serve_app.api.parameters import (
     form_of,
     is_same,
     read_fields,
+    read_values,
 )
 from serve_app.core.errors import InvalidRequest, MalformedJson, UnsupportedParameter
 from serve_app.core.prompt import Prompt
@@ -210,7 +211,7 @@ def read_request(
 
 def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:
     """Return what was sent as a request's fields hold it; unknown stream options join the ignored names."""
-    values = _read_values(fields, table, terms)
+    values = read_values(fields, table, terms)
     if "prompt" in values:
         values["prompts"] = _prompts(values, fields, terms)
     top_logprobs = values.pop("top_logprobs", None)
@@ -223,7 +224,7 @@ def _completion_values(fields: Fields, table: Mapping[str, Disposition], terms: 
         refuses = terms.dialect.refuses_unknown
         options = read_fields(members, STREAM_OPTIONS, within="stream_options.", refuses_unknown=refuses)
         fields.ignored += options.ignored
-        values["stream_options"] = StreamOptions.model_validate(_read_values(options, STREAM_OPTIONS, terms))
+        values["stream_options"] = StreamOptions.model_validate(read_values(options, STREAM_OPTIONS, terms))
     if "mirostat_target" in fields.names:
         values.setdefault("mirostat", 2)
     return values
@@ -234,16 +235,6 @@ def _prompts(values: dict[str, object], fields: Fields, terms: Terms) -> tuple[P
     prompts: Any = values.pop("prompt")
     images: Any = values.get("images", ())
     return illustrated(prompts, images, name=fields.spelled("images"), limits=terms.limits)
-
-
-def _read_values(fields: Fields, table: Mapping[str, Disposition], terms: Terms) -> dict[str, object]:
-    """Read each value by its form. Raises InvalidRequest."""
-    values = {}
-    for name, sent in fields.values.items():
-        spelled = fields.spelled(name)
-        form = form_of(spelled if spelled in table else name, table)
-        values[name] = form.read(Value(name=spelled, sent=sent, terms=terms, ignored=fields.ignored))
-    return values
 
 
 def _without_overruled(members: Mapping[str, object], dialect: Dialect) -> tuple[Mapping[str, object], tuple[str, ...]]:

@@ -11,89 +11,61 @@ from serve_app.core.tenants import Scope
 
 
 class Path(StrEnum):
-    """One route; what is in braces is the client's."""
+    """One route; what is in braces is the client's.
+
+    scope: that a key needs; None if any key will do
+    """
+
+    method: str
+    scope: Scope | None
+
+    def __new__(cls, path: str, method: str = "GET", scope: Scope | None = Scope.INFER) -> Path:
+        made = str.__new__(cls, path)
+        made._value_, made.method, made.scope = path, method, scope
+        return made
 
     FRONT = "/"
-    COMPLETIONS = "/v1/completions"
+    COMPLETIONS = "/v1/completions", "POST"
     COMPLETION = "/v1/completions/{id}"
-    CHAT = "/v1/chat/completions"
+    CHAT = "/v1/chat/completions", "POST"
     CHAT_COMPLETION = "/v1/chat/completions/{id}"
     CAPSULE = "/v1/capsules/{id}"
-    RESPONSES = "/v1/responses"
-    EMBEDDINGS = "/v1/embeddings"
-    RERANK = "/rerank"
-    V1_RERANK = "/v1/rerank"
-    V2_RERANK = "/v2/rerank"
-    SCORE = "/score"
-    V1_SCORE = "/v1/score"
-    CLASSIFY = "/classify"
-    V1_CLASSIFY = "/v1/classify"
-    NATIVE_COMPLETION = "/completion"
-    NATIVE_COMPLETIONS = "/completions"
-    INFILL = "/infill"
-    TOKENIZE = "/tokenize"
-    DETOKENIZE = "/detokenize"
-    APPLY_TEMPLATE = "/apply-template"
-    EXPLAIN = "/v1/explain"
+    RESPONSES = "/v1/responses", "POST"
+    EMBEDDINGS = "/v1/embeddings", "POST"
+    RERANK = "/rerank", "POST"
+    V1_RERANK = "/v1/rerank", "POST"
+    V2_RERANK = "/v2/rerank", "POST"
+    SCORE = "/score", "POST"
+    V1_SCORE = "/v1/score", "POST"
+    CLASSIFY = "/classify", "POST"
+    V1_CLASSIFY = "/v1/classify", "POST"
+    NATIVE_COMPLETION = "/completion", "POST"
+    NATIVE_COMPLETIONS = "/completions", "POST"
+    INFILL = "/infill", "POST"
+    TOKENIZE = "/tokenize", "POST"
+    DETOKENIZE = "/detokenize", "POST"
+    APPLY_TEMPLATE = "/apply-template", "POST"
+    EXPLAIN = "/v1/explain", "POST"
     TOKENIZER_INFO = "/tokenizer_info"
     MODELS = "/v1/models"
     MODEL = "/v1/models/{id}"
-    DIALECTS = "/v1/dialects"
+    DIALECTS = "/v1/dialects", "GET", None
     PROPS = "/props"
     ADAPTERS = "/lora-adapters"
-    LOAD_ADAPTER = "/v1/load_lora_adapter"
-    UNLOAD_ADAPTER = "/v1/unload_lora_adapter"
+    LOAD_ADAPTER = "/v1/load_lora_adapter", "POST", Scope.ADAPTERS_WRITE
+    UNLOAD_ADAPTER = "/v1/unload_lora_adapter", "POST", Scope.ADAPTERS_WRITE
     HEALTH = "/health"
-    V1_HEALTH = "/v1/health"
+    V1_HEALTH = "/v1/health", "GET", None
     READY = "/ready"
-    METRICS = "/metrics"
-    DESCRIPTION = "/openapi.json"
-    DOCS = "/docs"
-    LIVE = "/live"
+    METRICS = "/metrics", "GET", Scope.METRICS
+    DESCRIPTION = "/openapi.json", "GET", None
+    DOCS = "/docs", "GET", None
+    LIVE = "/live", "GET", Scope.METRICS
     CONSOLE = "/console"
     CONSOLE_FILE = "/console/{file}"
 
-    @property
-    def method(self) -> str:
-        return "POST" if self in POSTED else "GET"
 
-    @property
-    def scope(self) -> Scope | None:
-        """Return the scope that a key needs; None if any key will do."""
-        if self in WATCHING:
-            return Scope.METRICS
-        if self in PUBLISHING:
-            return Scope.ADAPTERS_WRITE
-        return None if self in DESCRIBING else Scope.INFER
-
-
-POSTED = frozenset(
-    {
-        Path.COMPLETIONS,
-        Path.CHAT,
-        Path.RESPONSES,
-        Path.EMBEDDINGS,
-        Path.RERANK,
-        Path.V1_RERANK,
-        Path.V2_RERANK,
-        Path.SCORE,
-        Path.V1_SCORE,
-        Path.CLASSIFY,
-        Path.V1_CLASSIFY,
-        Path.NATIVE_COMPLETION,
-        Path.NATIVE_COMPLETIONS,
-        Path.INFILL,
-        Path.TOKENIZE,
-        Path.DETOKENIZE,
-        Path.APPLY_TEMPLATE,
-        Path.EXPLAIN,
-        Path.LOAD_ADAPTER,
-        Path.UNLOAD_ADAPTER,
-    }
-)
-PUBLISHING = frozenset({Path.LOAD_ADAPTER, Path.UNLOAD_ADAPTER})
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
-DESCRIBING = frozenset({Path.DESCRIPTION, Path.DOCS, Path.DIALECTS, Path.V1_HEALTH})
 OPEN = frozenset({Path.HEALTH, Path.READY, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
 """Answered to whoever asks, key or none. The front and the console's files are the same for everybody and hold nothing
 of a service; the page that asks for a key, and the way there, have to be there before the key is."""

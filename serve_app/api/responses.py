@@ -346,14 +346,14 @@ def _phase(name: str, num_tokens: int, seconds: float) -> dict[str, object]:
     }
 
 
-IGNORED = "x-ignored-parameters"
-RESUMABLE = "x-resumable"
-SEED = "x-seed"
-SERVED = "x-served-model"
-SUFFIX_MODE = "x-suffix-mode"
-TOOL_PROMPT = "x-tool-prompt"
-TRUNCATED = "x-truncated-prompt-tokens"
-UNENFORCED = "x-unenforced-formats"
+IGNORED = "X-Ignored-Parameters"
+RESUMABLE = "X-Resumable"
+SEED = "X-Seed"
+SERVED = "X-Served-Model"
+SUFFIX_MODE = "X-Suffix-Mode"
+TOOL_PROMPT = "X-Tool-Prompt"
+TRUNCATED = "X-Truncated-Prompt-Tokens"
+UNENFORCED = "X-Unenforced-Formats"
 MAX_NAME_CHARS = 64
 MAX_NAMES_CHARS = 1000
 MAX_ADDRESS_CHARS = 1500
@@ -388,7 +388,7 @@ def response_headers(
         headers.append((TRUNCATED, str(usage.truncated_tokens)))
     if usage is not None and usage.unenforced_formats:
         headers.append((UNENFORCED, ignored_names(usage.unenforced_formats)))
-    return [(name.encode(), value.encode()) for name, value in headers]
+    return [(name.lower().encode(), value.encode()) for name, value in headers]
 
 
 def ignored_names(names: tuple[str, ...]) -> str:

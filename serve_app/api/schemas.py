@@ -32,7 +32,7 @@ from serve_app.core.batches import ENDPOINTS, BatchState
 from serve_app.core.delta import FinishReason
 from serve_app.core.ledger import DIMENSIONS, Price
 from serve_app.core.shares import Priority
-from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Scope
+from serve_app.core.tenants import BUDGETS, LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Meter, Scope
 
 LEFT_OUT = ("title", "description", "default")
 
@@ -364,14 +364,7 @@ COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "ch
 AMOUNT: Schema = {"type": "number", "exclusiveMinimum": 0}
 BUDGET: Schema = {"type": "number", "minimum": LEAST_BUDGET, "maximum": MOST_BUDGET}
 SCOPES = array({"enum": list(Scope)})
-LIMITS: Mapping[str, Schema] = {
-    "requests_per_minute": nullable(POSITIVE),
-    "tokens_per_minute": nullable(POSITIVE),
-    "max_in_flight": nullable(POSITIVE),
-    "max_in_flight_tokens": nullable(POSITIVE),
-    "budget_per_day": nullable(BUDGET),
-    "budget_per_month": nullable(BUDGET),
-}
+LIMITS: Mapping[str, Schema] = {name: nullable(BUDGET if name in BUDGETS else POSITIVE) for name in Meter}
 TENANT: Mapping[str, Schema] = {
     "weight": {"type": "number", "minimum": LEAST_WEIGHT, "maximum": MOST_WEIGHT},
     "priority": {"enum": list(get_args(Priority))},

@@ -22,11 +22,6 @@ def comment(text: str) -> bytes:
     return f": {' '.join(text.split())}\n\n".encode()
 
 
-def error_event(body: dict[str, object]) -> bytes:
-    """Return the event of an error after the first byte."""
-    return event(dump(body))
-
-
 def dump_text(text: str) -> bytes:
     """Return what `dump` returns, for a string."""
     return encode_basestring_ascii(text).encode()

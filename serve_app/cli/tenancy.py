@@ -14,10 +14,10 @@ from serve_app.check.document import UnreadableYaml, read_document
 from serve_app.cli.address import args_of, read_cluster_file
 from serve_app.cli.screen import CommandFailed, answer, remark
 from serve_app.cli.up import runs_of
+from serve_app.core.ledger import csv_of
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
-from serve_app.tenants.ledger import csv_of
 from serve_app.tenants.opening import copy_store, open_store
 from serve_app.tenants.store import Author, TenantStore, engine_of, file_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from serve_app.core.bounded import Amount
@@ -207,16 +207,23 @@ class UsageReport:
         return replace(self, flows=(*named.values(), rest))
 
 
-def as_csv(columns: Iterable[str], report: Iterable[Mapping[str, object]]) -> str:
-    """Return the report as CSV with a line of names (RFC 4180), even if empty. Values that look like formulas become
-    text.
+def report_in(answer: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str, object]]]:
+    """Return what the admin service answers of usage: the columns of every line with their types, and the lines."""
+    columns, data = answer["columns"], answer["data"]
+    assert isinstance(columns, dict)
+    assert isinstance(data, list)
+    return columns, data
 
-    columns: those of every line of the report
+
+def csv_of(answer: Mapping[str, object]) -> str:
+    """Return this answer as CSV with a line of names (RFC 4180), even if empty. Values that look like formulas become
+    text.
     """
+    columns, data = report_in(answer)
     written = io.StringIO()
     writer = csv.DictWriter(written, list(columns))
     writer.writeheader()
-    writer.writerows({name: _harmless(value) for name, value in each.items()} for each in report)
+    writer.writerows({name: _harmless(value) for name, value in each.items()} for each in data)
     return written.getvalue()
 
 

@@ -152,17 +152,9 @@ class Meter(StrEnum):
     DAY = "budget_per_day"
     MONTH = "budget_per_month"
 
-    @property
-    def is_gauge(self) -> bool:
-        """Whether a request frees what it used as soon as it ends."""
-        return self in GAUGES
-
-    @property
-    def is_budget(self) -> bool:
-        return self in BUDGETS
-
 
 GAUGES = frozenset({Meter.IN_FLIGHT, Meter.IN_FLIGHT_TOKENS})
+"""Of which a request frees what it used as soon as it ends."""
 BUDGETS = frozenset({Meter.DAY, Meter.MONTH})
 RATES = frozenset({Meter.REQUESTS, Meter.TOKENS})
 """Limits on use within any minute."""
@@ -239,7 +231,7 @@ def bounds_of(limits: Limits) -> Mapping[Meter, int]:
     for meter in Meter:
         limit = getattr(limits, meter.value)
         if limit is not None:
-            bounds[meter] = round(limit * NANO) if meter.is_budget else int(limit)
+            bounds[meter] = round(limit * NANO) if meter in BUDGETS else int(limit)
     return bounds
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from serve_app.core.adapters import AdapterSet
 from serve_app.core.batches import FILES_DAYS
 from serve_app.core.errors import InvalidRequest, NotFound, ServeError, Unavailable
-from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import Counted, Prices, Row
 from serve_app.core.tenants import Lease, Limits, Statement
 from serve_app.deployments.logs import log_as_configured
 from serve_app.router.idempotency import Attempts, Claim, Claimed, Claims, Message
@@ -83,15 +82,9 @@ class Accounts:
         """As AdminService.of_batches, a refusal returned; one call after the other."""
         return await self._in_turn(_answered(method, self._admin_service.of_batches, method, *arguments))
 
-    async def change_adapters(self, change: Change) -> AdapterSet | ServeError:
+    async def change_adapters(self, change: Change) -> object:
         """Return what is published after the change, or the refusal that the client is to be told."""
-        try:
-            return await asyncio.to_thread(change_published, self._store, change)
-        except ServeError as refusal:
-            return refusal
-        except StoreUnavailable as error:
-            logger.warning("%s %s was not done: %s", change.action, change.address, error)
-            return Unavailable(error.shown, None, {"retry_after_s": 2})
+        return await _answered(f"{change.action} {change.address}", change_published, self._store, change)
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         """Leases of tenants' limits, as they are now; on the event loop alone, so that there is one writer. What the
@@ -116,9 +109,6 @@ class Accounts:
 
     async def deliver(self, claim: Claim, router_id: str, answer: Sequence[Message] | None) -> None:
         self._claims.deliver(claim, router_id, answer)
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        return await asyncio.to_thread(self._admin_service.ledger.usage, question)
 
     async def check_health(self) -> None:
         """Called by Serve; a store that cannot be read is opened anew by another replica.
@@ -185,6 +175,8 @@ async def _answered(what: str, ask: Callable[..., object], *arguments: object) -
     """Return what a blocking call returns, or the refusal that the client is to be told."""
     try:
         return await asyncio.to_thread(ask, *arguments)
+    except ServeError as refusal:
+        return refusal
     except StoreUnavailable as error:
         logger.warning("%s was not done: %s", what, error)
         return Unavailable(error.shown, None, {"retry_after_s": 2})

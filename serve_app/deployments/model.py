@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from serve_app.core.adapters import AdapterSet
 from serve_app.core.backend import NOTHING
-from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
+from serve_app.core.cards import ReplicaCard
 from serve_app.core.errors import EngineFailed, ReplicaLost, ServeError
 from serve_app.core.log_context import log_context
-from serve_app.core.progress import Past
-from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.deployments.autoscaling import Work
 from serve_app.deployments.loading import exempt_what_is_loaded, resting
@@ -110,37 +107,10 @@ class Model:
         with log_context(request.client_request_id for request in requests):
             return await answer_or_refusal(self._service.submit(router_id, requests))
 
-    async def abort(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
+    async def call(self, replica_id: str, method: str, *arguments: Any) -> Any:
+        """Answer as a method of `Backend` that is neither of those above; a refusal is returned."""
         self._refuse_strays(replica_id)
-        await self._service.abort(router_id, request_ids)
-
-    async def pause(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
-        self._refuse_strays(replica_id)
-        await self._service.pause(router_id, request_ids)
-
-    async def resume(self, replica_id: str, router_id: str, request_ids: Sequence[str]) -> None:
-        self._refuse_strays(replica_id)
-        await self._service.resume(router_id, request_ids)
-
-    async def recall(self, replica_id: str, response_id: str, owner: str, claim: str) -> tuple[Past, ...] | ServeError:
-        self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.recall(response_id, owner, claim))
-
-    async def tokenize(self, replica_id: str, request: TokenizeRequest) -> Tokenization | ServeError:
-        self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.tokenize(request))
-
-    async def detokenize(self, replica_id: str, token_ids: Sequence[int]) -> str | ServeError:
-        self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.detokenize(token_ids))
-
-    async def stage_adapter(self, replica_id: str, name: str, path: str, version: str) -> AdapterCard | ServeError:
-        self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.stage_adapter(name, path, version))
-
-    async def apply_adapters(self, replica_id: str, published: AdapterSet) -> ModelCard | ServeError:
-        self._refuse_strays(replica_id)
-        return await answer_or_refusal(self._service.apply_adapters(published))
+        return await answer_or_refusal(getattr(self._service, method)(*arguments))
 
     async def check_health(self) -> None:
         """Called by Serve; three failures in a row and the replica is replaced."""

@@ -61,16 +61,6 @@ INFORMED_WITHIN_S, LOOK_S = 10.0, 0.05
 STOPPED = Unavailable("The server is being stopped; retry.", None, {"retry_after_s": 5})
 
 
-class HotApp:
-    """An ASGI application that can be exchanged for another while it serves."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
-
-
 class RouterReplica:
     """One replica of the router, as Serve holds it. Stateless but for what it is told of models again and again.
 
@@ -90,7 +80,6 @@ class RouterReplica:
     ) -> None:
         log_as_configured()
         gc.set_threshold(*GC_THRESHOLD)
-        defaults = RouterSettings()
         context = serve.get_replica_context()
         router_id = f"router-{context.replica_id.unique_id}"
         self._host = await asyncio.to_thread(http_host)
@@ -109,7 +98,7 @@ class RouterReplica:
         cluster = ServeCluster(context.app_name)
         self._waker = Waker(self._fleet, partial(cluster.wake, router_id=router_id))
         self._files = BatchFiles(Path(files))
-        self._hot_app = HotApp(self._app_for(defaults))
+        self._app = self._app_for(RouterSettings())
         discovery = Discovery(cluster, self._publishing, router_id, on_deleted=self._stop)
         self._fleet.on_outdated = discovery.hurry
         self._discovery = begin(discovery.run())
@@ -122,7 +111,10 @@ class RouterReplica:
         await until_informed(source, discovery, self._fleet)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._hot_app
+        async def serve_by_latest_settings(scope: Scope, receive: Receive, send: Send) -> None:
+            await self._app(scope, receive, send)
+
+        return serve_by_latest_settings
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Take over new settings; requests that run keep theirs."""
@@ -133,11 +125,12 @@ class RouterReplica:
         self._admission.settings = settings
         self._rollouts.settings = settings.rollout
         if self._accounts is not None:
-            self._accounts.last_for(settings.auth_grace_s)
+            self._accounts.held.grace_s = settings.auth_grace_s
+            self._accounts.prices = settings.known_prices
         if self._accounting is not None:
             self._accounting.prices = settings.known_prices
         self._replays.settings = ReplaySettings(seconds=settings.idempotency_s)
-        self._hot_app.app = self._app_for(settings)
+        self._app = self._app_for(settings)
 
     async def drain(self, seconds: float) -> None:
         """Answer what is open, for so long at most, and refuse what comes, before the application is deleted.
@@ -187,7 +180,7 @@ class RouterReplica:
         return self._accounts
 
     def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
-        return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts), accounts)
+        return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts))
 
     def _metrics_of(self, router_id: str) -> Metrics:
         publishing = self._publishing
@@ -196,7 +189,7 @@ class RouterReplica:
             router_id=router_id,
             admission=self._admission,
             rollouts=self._rollouts,
-            revision=lambda: publishing.revision,
+            revision=lambda: publishing.known.revision,
             tallies=self._shadows.tallies,
             batches=self._batch_tally,
         )

@@ -46,16 +46,12 @@ class ServeCluster:
         self._num_running: dict[str, int] = {}
         self._args: dict[str, dict[str, Any]] = {}
         self._scales_at = -math.inf
-        self._is_deleted = False
-
-    @property
-    def is_deleted(self) -> bool:
-        return self._is_deleted
+        self.is_deleted = False
 
     async def applications(self) -> Mapping[str, Deployed]:
         overviews = {each.name: each for each in await asyncio.to_thread(application_overviews)}
         own = overviews.get(self._own_application)
-        self._is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
+        self.is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
         if time.monotonic() - self._scales_at > SCALES_S:
             found = await asyncio.to_thread(deployed, MODEL_DEPLOYMENT)
             self._scales = {name: _scale(wanted, states) for name, (wanted, states, _) in found.items()}

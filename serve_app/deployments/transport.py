@@ -48,14 +48,7 @@ class RayBackend:
         self._hello = pinned.options(method_name="hello")
         self._attach = pinned.options(method_name="attach", stream=True)
         self._submit = pinned.options(method_name="submit")
-        self._abort = pinned.options(method_name="abort")
-        self._pause = pinned.options(method_name="pause")
-        self._resume = pinned.options(method_name="resume")
-        self._recall = pinned.options(method_name="recall")
-        self._tokenize = pinned.options(method_name="tokenize")
-        self._detokenize = pinned.options(method_name="detokenize")
-        self._stage_adapter = pinned.options(method_name="stage_adapter")
-        self._apply_adapters = pinned.options(method_name="apply_adapters")
+        self._any = pinned.options(method_name="call")
 
     async def hello(self, router_id: str, heard: Mapping[str, int] = NOTHING) -> ReplicaCard:
         card: ReplicaCard = await self._call(self._hello, router_id, dict(heard))
@@ -78,35 +71,36 @@ class RayBackend:
         return is_kept
 
     async def abort(self, router_id: str, request_ids: Sequence[str]) -> None:
-        await self._call(self._abort, self._replica_id, router_id, tuple(request_ids))
+        await self._ask("abort", router_id, tuple(request_ids))
 
     async def pause(self, router_id: str, request_ids: Sequence[str]) -> None:
-        await self._call(self._pause, self._replica_id, router_id, tuple(request_ids))
+        await self._ask("pause", router_id, tuple(request_ids))
 
     async def resume(self, router_id: str, request_ids: Sequence[str]) -> None:
-        await self._call(self._resume, self._replica_id, router_id, tuple(request_ids))
+        await self._ask("resume", router_id, tuple(request_ids))
 
     async def recall(self, response_id: str, owner: str, claim: str) -> tuple[Past, ...]:
-        found: tuple[Past, ...] = await self._call(self._recall, self._replica_id, response_id, owner, claim)
+        found: tuple[Past, ...] = await self._ask("recall", response_id, owner, claim)
         return found
 
     async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        found: Tokenization = await self._call(self._tokenize, self._replica_id, request)
+        found: Tokenization = await self._ask("tokenize", request)
         return found
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        text: str = await self._call(self._detokenize, self._replica_id, tuple(token_ids))
+        text: str = await self._ask("detokenize", tuple(token_ids))
         return text
 
     async def stage_adapter(self, name: str, path: str, version: str) -> AdapterCard:
-        arguments = (self._replica_id, name, path, version)
-        staged: AdapterCard = await self._call(self._stage_adapter, *arguments, timeout_s=PATIENT_TIMEOUT_S)
+        staged: AdapterCard = await self._ask("stage_adapter", name, path, version, timeout_s=PATIENT_TIMEOUT_S)
         return staged
 
     async def apply_adapters(self, published: AdapterSet) -> ModelCard:
-        arguments = (self._replica_id, published)
-        card: ModelCard = await self._call(self._apply_adapters, *arguments, timeout_s=PATIENT_TIMEOUT_S)
+        card: ModelCard = await self._ask("apply_adapters", published, timeout_s=PATIENT_TIMEOUT_S)
         return card
+
+    async def _ask(self, method: str, *arguments: object, timeout_s: float | None = None) -> Any:
+        return await self._call(self._any, self._replica_id, method, *arguments, timeout_s=timeout_s)
 
     async def _call(self, method: DeploymentHandle[Any], *arguments: object, timeout_s: float | None = None) -> Any:
         limit_s = self._timeout_s if timeout_s is None else timeout_s

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from serve_app.api.adapters import (
-    LoadCall,
-    adapters_list,
-    loaded_text,
-    parse_load,
-    parse_name,
-    unloaded_text,
-)
+from serve_app.api.adapters import LoadCall, parse_load, parse_name
 from serve_app.api.limits import WireLimits
 from serve_app.api.paths import AdminPath, Path
 from serve_app.core.adapters import PublishedAdapter
@@ -40,12 +35,12 @@ def adapter_routes(
     async def load(request: Request) -> Response:
         call = parse_load(await body_of(request, max_bytes=max_body_bytes), limits, path=Path.LOAD_ADAPTER)
         await _publish(publishing, call, _publisher(request))
-        return PlainTextResponse(loaded_text(call.lora_name))
+        return PlainTextResponse(f"Success: LoRA adapter '{call.lora_name}' added successfully.")
 
     async def unload(request: Request) -> Response:
         name = parse_name(await body_of(request, max_bytes=max_body_bytes), limits, path=Path.UNLOAD_ADAPTER)
         await publishing.withdraw(name, _publisher(request))
-        return PlainTextResponse(unloaded_text(name))
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
 
     async def adapters(request: Request) -> Response:
         by = Publisher(key_id=_identity(request).key_id)
@@ -53,17 +48,18 @@ def adapter_routes(
         if request.method == "POST":
             call = parse_load(await body_of(request, max_bytes=max_body_bytes), limits, path=AdminPath.ADAPTERS)
             found = await _publish(publishing, call, by)
-            return JSONResponse(rollouts.told(publishing.entry(found.base, found.name)).body())
+            return JSONResponse(asdict(rollouts.told(publishing.entry(found.base, found.name))))
         if request.method == "DELETE":
             if NAME not in sent:
                 raise InvalidRequest.refusing(NAME, must="be base:adapter, in the query", found="nothing")
             return JSONResponse({"withdrawn": await publishing.withdraw(str(sent[NAME]), by)})
-        return JSONResponse(adapters_list(publishing.known.revision, [*map(rollouts.told, publishing.listed())]))
+        data = [asdict(rollouts.told(each)) for each in publishing.listed()]
+        return JSONResponse({"object": "list", "revision": publishing.known.revision, "data": data})
 
     async def rollback(request: Request) -> Response:
         name = parse_name(await body_of(request, max_bytes=max_body_bytes), limits, path=AdminPath.ROLLBACK)
         found = await publishing.roll_back(name, Publisher(key_id=_identity(request).key_id))
-        return JSONResponse(rollouts.told(publishing.entry(found.base, found.name)).body())
+        return JSONResponse(asdict(rollouts.told(publishing.entry(found.base, found.name))))
 
     return [
         route(Path.LOAD_ADAPTER, load),

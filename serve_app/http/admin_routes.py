@@ -16,7 +16,7 @@ from serve_app.api.error_text import shown
 from serve_app.api.parse import read_json_object
 from serve_app.api.paths import OF_ADAPTERS, OF_BATCHES, SERVICES, AdminPath
 from serve_app.core.errors import InvalidRequest, NotFound
-from serve_app.core.ledger import as_csv
+from serve_app.core.ledger import csv_of, report_in
 from serve_app.core.machine import NEEDS_PYARROW
 from serve_app.http.exchange import body_of
 from serve_app.http.guard import ASK_FOR_KEYS, Administer
@@ -60,9 +60,9 @@ def admin_routes(
             arguments["tenant"] = identity.tenant.name
         found = await administer(service.name, arguments, identity.key_id)
         if form == "csv":
-            return Response(as_csv(*_report(found)), headers={**HEADERS, "content-type": "text/csv; charset=utf-8"})
+            return Response(csv_of(found), headers={**HEADERS, "content-type": "text/csv; charset=utf-8"})
         if form == "parquet":
-            written = await asyncio.to_thread(as_parquet, *_report(found))  # its first call loads a large library
+            written = await asyncio.to_thread(as_parquet, *report_in(found))  # its first call loads a large library
             return Response(written, headers={**HEADERS, "content-type": CONTENT_TYPE})
         return JSONResponse(found, headers=HEADERS)
 
@@ -83,13 +83,6 @@ async def refuse(request: Request) -> Response:
         f"{request.method} {shown(request.scope['path'])} needs tenants with keys, and this service asks nobody for"
         f" a key. Its operator sets {ASK_FOR_KEYS}; `files` in the same args is the folder of files and batches."
     )
-
-
-def _report(found: Mapping[str, object]) -> tuple[dict[str, str], list[dict[str, object]]]:
-    columns, data = found["columns"], found["data"]
-    assert isinstance(columns, dict)
-    assert isinstance(data, list)
-    return columns, data
 
 
 def query_of(request: Request, known: tuple[str, ...]) -> dict[str, object]:

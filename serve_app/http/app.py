@@ -16,11 +16,11 @@ from serve_app.http.admin_routes import NO_FILES, admin_routes
 from serve_app.http.completions import Completions
 from serve_app.http.exchange import ClientGone, raise_as_ours, route
 from serve_app.http.file_routes import Batches, file_endpoints
-from serve_app.http.guard import OPEN_DOOR, Administer, Door, Guard
+from serve_app.http.guard import OPEN_DOOR, Door, Guard
 from serve_app.http.idempotency import Idempotent
 from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
-from serve_app.http.middleware import FailuresAsJson, Filters, TrailingSlash, cors, cors_of_tenants
+from serve_app.http.middleware import Cors, FailuresAsJson, Filters, TrailingSlash
 from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
 from serve_app.http.pages import console_routes, docs_routes, front_route
 from serve_app.http.resumed import ResumedStreams, capsule_route
@@ -71,7 +71,13 @@ def build_app(
         return Routes(found, redirect_slashes=False)
 
     app = Starlette(
-        middleware=_middleware(router, settings, metrics, door),
+        middleware=[  # the outermost first
+            Middleware(TrailingSlash),
+            Middleware(CountedRequests, metrics=metrics),
+            Middleware(Cors, origins=frozenset(settings.cors_origins), of_tenants=door.origins),
+            Middleware(FailuresAsJson, sends_request_id=settings.sends_request_id, dialect=router.dialect),
+            Middleware(Filters),
+        ],
         exception_handlers={HTTPException: raise_as_ours, ClientGone: answer_nobody},
     )
     app.router.redirect_slashes = False
@@ -95,15 +101,16 @@ def routes(
     live = live or Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
     publishing = publishing or Publishing(router.fleet)
     rollouts = router.rollouts or Rollouts(publishing, router.fleet)
-    inquiries = Inquiries(router.view)
+    inquiries, administer = Inquiries(router.view), door.administer
+    of_files = NO_FILES if administer is None or batches is None else file_endpoints(batches, administer, settings)
     return [
-        *_completion_routes(router, settings, inquiries, replays=replays, book=book),
+        *_completion_routes(router, settings, replays=replays, book=book),
         *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits, door.identify),
         *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
-        *_kept_routes(door.administer, settings, batches),
+        *admin_routes(administer, max_body_bytes=settings.max_body_bytes, of_files=of_files),
         route(Path.METRICS, metrics.answer),
         route(Path.LIVE, live),
         front_route(),
@@ -111,19 +118,8 @@ def routes(
     ]
 
 
-def _kept_routes(administer: Administer | None, settings: HttpSettings, batches: Batches | None) -> list[Route]:
-    """Return the routes of administrators, and those of what tenants keep."""
-    of_files = NO_FILES if administer is None or batches is None else file_endpoints(batches, administer, settings)
-    return admin_routes(administer, max_body_bytes=settings.max_body_bytes, of_files=of_files)
-
-
 def _completion_routes(
-    router: Router,
-    settings: HttpSettings,
-    inquiries: Inquiries,
-    *,
-    replays: Replays | None,
-    book: AccountsClient | None,
+    router: Router, settings: HttpSettings, *, replays: Replays | None, book: AccountsClient | None
 ) -> list[Route]:
     """Return the routes of what is computed, and of streams that are fetched anew."""
 
@@ -140,21 +136,9 @@ def _completion_routes(
             rates=lambda: router.rates,
         )
 
-    styles = {path: style(router, inquiries) for path, style in STYLES.items()}
-    resumed = ResumedStreams(router, settings, {path: style for path, style in styles.items() if style.has_ids})
+    resumed = ResumedStreams(router, settings, STYLES[Path.COMPLETIONS])
     return [
-        *(route(path, answered(style)) for path, style in styles.items()),
+        *(route(path, answered(style)) for path, style in STYLES.items()),
         *(route(path, resumed) for path in (Path.COMPLETION, Path.CHAT_COMPLETION)),
         capsule_route(router, settings),
-    ]
-
-
-def _middleware(router: Router, settings: HttpSettings, metrics: Metrics, door: Door) -> list[Middleware]:
-    """Return the middleware that a request passes on its way in, the outermost first."""
-    return [
-        Middleware(TrailingSlash),
-        Middleware(CountedRequests, metrics=metrics),
-        *(cors(settings.cors_origins) if door.is_open else cors_of_tenants(settings.cors_origins, door.origins)),
-        Middleware(FailuresAsJson, sends_request_id=settings.sends_request_id, dialect=router.dialect),
-        Middleware(Filters),
     ]

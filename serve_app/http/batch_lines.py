@@ -14,7 +14,6 @@ from serve_app.http.completions import Completions
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES
 from serve_app.router.batch_worker import Answer
-from serve_app.router.inquiries import Inquiries
 from serve_app.router.router import Router
 
 
@@ -22,7 +21,6 @@ def line_answers(settings: HttpSettings) -> Answer:
     """Return what computes lines, within these settings."""
 
     async def answer(router: Router, identity: Identity, path: str, body: bytes, request_id: str) -> Answered:
-        style = STYLES[Path(path)](router, Inquiries(router.view))
         sent: list[Message] = []
         arrived: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -37,7 +35,7 @@ def line_answers(settings: HttpSettings) -> Answer:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         state = {"request_id": request_id, "identity": identity}
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "state": state}
-        await Completions(router, settings.for_tenant(identity.tenant), style)(scope, receive, send)
+        await Completions(router, settings.for_tenant(identity.tenant), STYLES[Path(path)])(scope, receive, send)
         told = Headers(raw=sent[0]["headers"])
         text = b"".join(message.get("body", b"") for message in sent[1:])
         return Answered(status=sent[0]["status"], body=text, retry_s=float(told.get("retry-after", REST_S)))

@@ -34,7 +34,7 @@ from serve_app.http.exchange import (
 )
 from serve_app.http.metrics import Served
 from serve_app.http.settings import HttpSettings
-from serve_app.http.streams import Renderer, in_time, stream
+from serve_app.http.streams import in_time, stream
 from serve_app.http.styles import Style
 from serve_app.router.chat import ResponseRenderer
 from serve_app.router.places import MAX_CHOICES, Places, Rest, Seen
@@ -119,7 +119,7 @@ class Completions:
         A full service refuses before it reads anything, as that is when refusing is cheapest.
         """
         try:
-            exchange.dialect = dialect_asked(headers) or self._style.dialect_of(None)
+            exchange.dialect = self._dialect_of(None, headers)
             story.ticket = self._router.enter()
             story.ticket.key_id = story.identity.key_id
             check_media_type(headers)
@@ -160,11 +160,11 @@ class Completions:
         headers, created = Headers(scope=scope), int(time.time())
 
         def choose_dialect(model: object) -> Dialect:
-            exchange.dialect = dialect_asked(headers) or self._style.dialect_of(model)
+            exchange.dialect = self._dialect_of(model, headers)
             return exchange.dialect
 
         def open_run() -> tuple[CompletionRequest, Run]:
-            story.request = self._style.parse(body, self._settings.limits, choose_dialect)
+            story.request = self._style.parse(self._router, body, self._settings.limits, choose_dialect)
             wants_kept = wants_capsule(headers) or story.request.stream
             request = self._settle(story.request, exchange, story, request_id=story.request_id, wants_kept=wants_kept)
             kept = self._kept(request, scope, body, created=created, story=story) if wants_kept else None
@@ -174,6 +174,10 @@ class Completions:
         limit_s = time_limit_of(headers)
         request, run = await self._router.once_awake(open_run, story.ticket, limit_s=limit_s)
         return Opened(request=request, run=run, style=self._style, created=created)
+
+    def _dialect_of(self, model: object, headers: Headers) -> Dialect:
+        """model: that was sent, whatever it is"""
+        return dialect_asked(headers) or self._style.dialect or self._router.dialect_of(model)
 
     def _settle(
         self, request: CompletionRequest, exchange: Exchange, story: Story, *, request_id: str, wants_kept: bool
@@ -210,21 +214,19 @@ class Completions:
         if seen is None:
             self._router.shadow(request, run, request_id=story.request_id)
         if not request.stream:
-            await exchange.respond(200, await opened.style.whole(run, request, head))
+            await exchange.respond(200, await opened.style.whole(self._router, run, request, head))
             return
         wants_ids = seen is not None or EVENTS in headers.get("accept", "")
         has_ids = wants_ids and opened.style.has_ids and request.num_choices <= MAX_CHOICES
         kept = run.requests[0].kept
         places = Places(request.num_choices, b"" if kept is None else kept.secret) if has_ids else None
-        renderer = opened.style.renderer(run, request, head, places)
+        assert opened.style.renderer is not None, "vectors and scores are no stream"
+        renderer = opened.style.renderer(self._router, run, request, head, places)
         if isinstance(renderer, ResponseRenderer):
             exchange.last_event = renderer.failed
         if seen is not None:
             assert isinstance(renderer, StreamRenderer), "others are not kept"
             renderer = Rest(renderer, seen)
-        await self._stream(run, renderer, exchange, story=story)
-
-    async def _stream(self, run: Run, renderer: Renderer, exchange: Exchange, *, story: Story) -> None:
         keep_alive_s, max_stall_s = self._settings.keep_alive_s, self._settings.max_stall_s
         await stream(run, renderer, exchange, story=story, keep_alive_s=keep_alive_s, max_stall_s=max_stall_s)
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app.api.dialects import HEADER, UNION, Dialect, dialect_named, error_body, error_event_body, error_status
 from serve_app.api.error_text import shown
 from serve_app.api.paths import Path
-from serve_app.api.sse import DONE, dump, error_event
+from serve_app.api.sse import DONE, dump, event
 from serve_app.core.errors import (
     BodyLost,
     EngineFailed,
@@ -97,7 +97,7 @@ class Exchange:
             await self.respond(status, error_body(error, self.dialect), headers=headers_of(error))
 
     def _error_event(self, error: ServeError) -> bytes:
-        return error_event(error_event_body(error, self.dialect)) + DONE
+        return event(dump(error_event_body(error, self.dialect))) + DONE
 
     async def _begin_stream(self) -> None:
         await self._start(

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.api.listings import Moment, OpenRequests, QueueState, replica_state, scale_state
+from serve_app.api.listings import Moment, OpenRequests, QueueState, ScaleState, replica_state
 from serve_app.api.sse import dump, event
 from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
@@ -59,7 +59,7 @@ class Live:
         exchange = Exchange(send)
         if not _wants_events(scope):
             await exchange.respond(200, asdict(self.moment()), headers=NO_STORE)
-        elif await self._listened(receive, exchange, scope["state"].get("admit_again", _is_admitted)):
+        elif await self._listened(receive, exchange, scope["state"]["admit_again"]):
             scope["state"]["served"] = Served(status=CLIENT_LEFT, run=None)
 
     def moment(self) -> Moment:
@@ -77,7 +77,7 @@ class Live:
             ],
             loading=list(self._fleet.loading),
             asleep=list(self._fleet.asleep),
-            scales=[scale_state(model, scale) for model, scale in sorted(self._fleet.scales.items())],
+            scales=[ScaleState(id=model, **asdict(scale)) for model, scale in sorted(self._fleet.scales.items())],
             replicas=[replica_state(card, load) for card, load in self._fleet.replicas],
         )
 
@@ -122,10 +122,6 @@ class Live:
             self._last_event, self._last_at = event(dump(asdict(self.moment()))), now
             self.num_written += 1
         return self._last_event
-
-
-def _is_admitted() -> None:
-    """Admit a listener where nobody guards the door."""
 
 
 def _wants_events(scope: Scope) -> bool:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.api.paths import path_of
-from serve_app.core.cards import KeptCard, Residency
+from serve_app.core.cards import ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.ledger import FlowUsage
 from serve_app.core.names import ModelRef
@@ -46,34 +46,38 @@ NO_BATCHES: Mapping[str, int] = MappingProxyType({})
 
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-LOADS: dict[str, tuple[str, Callable[[Load], float]]] = {
-    "sequences_running": ("Sequences in the batch.", lambda load: load.num_running),
-    "sequences_waiting": ("Sequences queued.", lambda load: load.num_waiting),
-    "blocks_free": ("Blocks of the key/value store that are free or only cached.", lambda load: load.num_free_blocks),
-    "blocks": ("Blocks of the key/value store.", lambda load: load.num_blocks),
+GAUGES: dict[str, tuple[str, Callable[[ReplicaCard, Load], float]]] = {
+    "sequences_running": ("Sequences in the batch.", lambda card, load: load.num_running),
+    "sequences_waiting": ("Sequences queued.", lambda card, load: load.num_waiting),
+    "blocks_free": (
+        "Blocks of the key/value store that are free or only cached.",
+        lambda card, load: load.num_free_blocks,
+    ),
+    "blocks": ("Blocks of the key/value store.", lambda card, load: load.num_blocks),
+    "adapters_resident": ("Adapters in slots.", lambda card, load: len(card.residency.versions)),
+    "adapter_slots": ("Slots for adapters.", lambda card, load: card.residency.num_slots),
+    "adapter_bytes": ("Memory of adapters.", lambda card, load: card.residency.num_bytes),
+    "adapter_budget_bytes": ("Memory that resident adapters may take.", lambda card, load: card.residency.max_bytes),
+    "adapter_load_seconds": ("Mean time to bring an adapter into a slot.", lambda card, load: card.residency.load_s),
+    "adapters_revision": (
+        "Revision of the adapters that a replica serves.",
+        lambda card, load: card.model.adapters_revision,
+    ),
+    "kept_streams": ("Streams that are kept for clients that lost them.", lambda card, load: card.kept.num_streams),
+    "kept_bytes": ("Memory of kept streams, those that run included.", lambda card, load: card.kept.num_bytes),
+    "flow_gap": ("Between the virtual counters of flows that wait.", lambda card, load: card.usage.gap),
 }
-TOTALS: dict[str, tuple[str, Callable[[Load], float]]] = {
-    "steps": ("Engine steps.", lambda load: load.num_steps),
-    "step_seconds": ("Time spent in engine steps.", lambda load: load.step_s),
-    "preemptions": ("Sequences whose blocks were taken back.", lambda load: load.num_preemptions),
-    "prefix_hit_tokens": ("Tokens whose prefix was cached.", lambda load: load.num_prefix_hit_tokens),
-    "drafted_tokens": ("Guessed tokens that were computed.", lambda load: load.num_drafted_tokens),
-    "accepted_tokens": ("Guessed tokens that were drawn.", lambda load: load.num_accepted_tokens),
-}
-RESIDENCIES: dict[str, tuple[str, Callable[[Residency], float]]] = {
-    "adapters_resident": ("Adapters in slots.", lambda found: len(found.versions)),
-    "adapter_slots": ("Slots for adapters.", lambda found: found.num_slots),
-    "adapter_bytes": ("Memory of adapters.", lambda found: found.num_bytes),
-    "adapter_budget_bytes": ("Memory that resident adapters may take.", lambda found: found.max_bytes),
-    "adapter_load_seconds": ("Mean time to bring an adapter into a slot.", lambda found: found.load_s),
-}
-RESIDENCY_TOTALS: dict[str, tuple[str, Callable[[Residency], float]]] = {
-    "adapter_loads": ("Adapters brought into a slot.", lambda found: found.num_loads),
-    "adapter_hits": ("Sequences that found their adapter in a slot.", lambda found: found.num_hits),
-}
-KEPT: dict[str, tuple[str, Callable[[KeptCard], float]]] = {
-    "kept_streams": ("Streams that are kept for clients that lost them.", lambda kept: kept.num_streams),
-    "kept_bytes": ("Memory of kept streams, those that run included.", lambda kept: kept.num_bytes),
+TOTALS: dict[str, tuple[str, Callable[[ReplicaCard, Load], float]]] = {
+    "steps": ("Engine steps.", lambda card, load: load.num_steps),
+    "step_seconds": ("Time spent in engine steps.", lambda card, load: load.step_s),
+    "preemptions": ("Sequences whose blocks were taken back.", lambda card, load: load.num_preemptions),
+    "prefix_hit_tokens": ("Tokens whose prefix was cached.", lambda card, load: load.num_prefix_hit_tokens),
+    "drafted_tokens": ("Guessed tokens that were computed.", lambda card, load: load.num_drafted_tokens),
+    "accepted_tokens": ("Guessed tokens that were drawn.", lambda card, load: load.num_accepted_tokens),
+    "adapter_loads": ("Adapters brought into a slot.", lambda card, load: card.residency.num_loads),
+    "adapter_hits": ("Sequences that found their adapter in a slot.", lambda card, load: card.residency.num_hits),
+    "forgotten_streams": ("Kept streams that gave way early.", lambda card, load: card.kept.num_forgotten),
+    "idle_seconds": ("Time that is no flow's.", lambda card, load: card.usage.idle_ns / 1e9),
 }
 FLOW_TOTALS: dict[str, tuple[str, Callable[[FlowUsage], float]]] = {
     "seconds": ("Time of engine steps, divided by the rows of each flow.", lambda usage: usage.engine_ns / 1e9),
@@ -141,9 +145,8 @@ class Metrics:
         self._for_gateways = CollectorRegistry()
         for registry in (self._registry, self._for_gateways):
             registry.register(GatewayMetrics(fleet, admission))
-        of_fleet = (replica_loads, residencies, kept_streams, scales, flow_usages)
-        reads: list[Callable[[], Iterator[Family]]] = [partial(read, fleet) for read in of_fleet]
-        reads += [partial(revisions, fleet, revision), partial(batch_lines, batches)]
+        reads: list[Callable[[], Iterator[Family]]] = [partial(of_replicas, fleet), partial(scales, fleet)]
+        reads += [partial(published, revision), partial(batch_lines, batches)]
         reads += [] if admission is None else [partial(admission_state, admission)]
         reads += [] if rollouts is None else [partial(rollout_state, rollouts)]
         reads += [] if tallies is None else [partial(shadow_totals, tallies)]
@@ -178,17 +181,13 @@ class Metrics:
             self._pause_s.labels(*labels).observe(pause_s)
         for queue_s in () if past.total_tokens else stats.queue_s:
             self._queue_s.labels(*labels).observe(queue_s)
-        if past.total_tokens or stats.first_event_at is None or stats.last_event_at is None:
+        if past.total_tokens or not usage.completion_tokens:
             return  # of a stream that another router began, no times are known
-        decode_s = stats.last_event_at - stats.first_event_at
-        if not usage.completion_tokens:
-            return
-        self._first_s.labels(*labels).observe(stats.first_event_at - stats.entered_at)
-        self._decode_s.labels(*labels).observe(decode_s)
-        if usage.completion_tokens > num_sequences:
-            self._inter_token_s.labels(*labels).observe(
-                decode_s * num_sequences / (usage.completion_tokens - num_sequences)
-            )
+        first_at, last_at = stats.shown_at
+        self._first_s.labels(*labels).observe(first_at - stats.entered_at)
+        self._decode_s.labels(*labels).observe(last_at - first_at)
+        if (token_s := stats.token_s(num_sequences)) is not None:
+            self._inter_token_s.labels(*labels).observe(token_s)
 
     def _label_of(self, model: ModelRef) -> str:
         """Return the label of a model that exists; all mixes of a base share one."""
@@ -239,37 +238,22 @@ class Series(Collector):
 REPLICA = ("model", "replica")
 
 
-def replica_loads(fleet: Fleet) -> Iterator[Family]:
-    """Yield the loads of the replicas that a router sees now."""
-    replicas = [((card.model.name, card.replica_id), load) for card, load in fleet.replicas]
-    for name, (text, value_of) in LOADS.items():
-        yield Family(f"replica_{name}", text, ((of, value_of(load)) for of, load in replicas), REPLICA)
-    memory = (
-        ((*of, state), num_blocks * load.block_bytes)
-        for of, load in replicas
-        for state, num_blocks in _blocks_by_state(load).items()
-    )
-    yield Family("replica_kv_bytes", "Bytes of the key/value store.", memory, (*REPLICA, "state"))
-    for name, (text, value_of) in TOTALS.items():
-        samples = ((of, value_of(load)) for of, load in replicas)
-        yield Family(f"replica_{name}", text, samples, REPLICA, is_total=True)
-
-
-def residencies(fleet: Fleet) -> Iterator[Family]:
-    """Yield what the replicas that a router sees now hold of adapters."""
-    found = [((card.model.name, card.replica_id), card.residency) for card, _ in fleet.replicas]
-    for is_total, table in ((False, RESIDENCIES), (True, RESIDENCY_TOTALS)):
+def of_replicas(fleet: Fleet) -> Iterator[Family]:
+    """Yield what the replicas that a router sees now reported last, of themselves and of each flow."""
+    found = [((card.model.name, card.replica_id), card, load) for card, load in fleet.replicas]
+    for is_total, table in ((False, GAUGES), (True, TOTALS)):
         for name, (text, value_of) in table.items():
-            yield Family(f"replica_{name}", text, [(of, value_of(each)) for of, each in found], REPLICA, is_total)
-
-
-def kept_streams(fleet: Fleet) -> Iterator[Family]:
-    """Yield what the replicas that a router sees now keep for clients that lost their streams."""
-    found = [((card.model.name, card.replica_id), card.kept) for card, _ in fleet.replicas]
-    for name, (text, value_of) in KEPT.items():
-        yield Family(f"replica_{name}", text, [(of, value_of(kept)) for of, kept in found], REPLICA)
-    forgotten = [(of, kept.num_forgotten) for of, kept in found]
-    yield Family("replica_forgotten_streams", "Kept streams that gave way early.", forgotten, REPLICA, is_total=True)
+            samples = [(of, value_of(card, load)) for of, card, load in found]
+            yield Family(f"replica_{name}", text, samples, REPLICA, is_total)
+    memory = [
+        ((*of, state), num_blocks * load.block_bytes)
+        for of, _, load in found
+        for state, num_blocks in _blocks_by_state(load).items()
+    ]
+    yield Family("replica_kv_bytes", "Bytes of the key/value store.", memory, (*REPLICA, "state"))
+    for name, (text, usage_of) in FLOW_TOTALS.items():
+        flows = [((*of, usage.flow), usage_of(usage)) for of, card, _ in found for usage in card.usage.flows]
+        yield Family(f"replica_flow_{name}", text, flows, (*REPLICA, "flow"), is_total=True)
 
 
 def scales(fleet: Fleet) -> Iterator[Family]:
@@ -278,23 +262,9 @@ def scales(fleet: Fleet) -> Iterator[Family]:
     yield Family("model_replicas", "Replicas that are wanted, start or drain.", found, ("model", "state"))
 
 
-def revisions(fleet: Fleet, revision: Callable[[], int]) -> Iterator[Family]:
-    """Yield the revision of the published adapters that a router has heard of, and those that replicas serve."""
+def published(revision: Callable[[], int]) -> Iterator[Family]:
+    """Yield the revision of the published adapters that a router has heard of."""
     yield Family("adapters_revision", "Revision of the published adapters.", [((), revision())])
-    applied = [((card.model.name, card.replica_id), card.model.adapters_revision) for card, _ in fleet.replicas]
-    yield Family("replica_adapters_revision", "Revision of the adapters that a replica serves.", applied, REPLICA)
-
-
-def flow_usages(fleet: Fleet) -> Iterator[Family]:
-    """Yield what the replicas that a router sees now have computed for each flow, as they last reported."""
-    reports = [((card.model.name, card.replica_id), card.usage) for card, _ in fleet.replicas]
-    for name, (text, value_of) in FLOW_TOTALS.items():
-        samples = (((*of, usage.flow), value_of(usage)) for of, report in reports for usage in report.flows)
-        yield Family(f"replica_flow_{name}", text, samples, (*REPLICA, "flow"), is_total=True)
-    idle = ((of, report.idle_ns / 1e9) for of, report in reports)
-    yield Family("replica_idle_seconds", "Time that is no flow's.", idle, REPLICA, is_total=True)
-    gaps = ((of, report.gap) for of, report in reports)
-    yield Family("replica_flow_gap", "Between the virtual counters of flows that wait.", gaps, REPLICA)
 
 
 def admission_state(admission: Admission) -> Iterator[Family]:

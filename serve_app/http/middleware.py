@@ -6,17 +6,16 @@ import asyncio
 import re
 import secrets
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.api.dialects import HEADER, Dialect
+from serve_app.api.dialects import Dialect
 from serve_app.api.error_text import shown
-from serve_app.api.responses import IGNORED, RESUMABLE, SEED, SERVED, SUFFIX_MODE, TOOL_PROMPT, TRUNCATED, UNENFORCED
+from serve_app.api.openapi import TOLD_HEADERS
 from serve_app.core.errors import BodyLost, InvalidRequest, UnsupportedMediaType
 from serve_app.core.log_context import log_context
 from serve_app.http.exchange import NAMES, Exchange, as_serve_error, dialect_heard
@@ -41,7 +40,8 @@ class FailuresAsJson:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = request_id_of(Headers(scope=scope).get("x-request-id", ""))
+        sent = Headers(scope=scope).get("x-request-id", "")
+        request_id = sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
         scope.setdefault("state", {})["request_id"] = request_id
         has_started = False
 
@@ -62,11 +62,6 @@ class FailuresAsJson:
             exchange = Exchange(send_with_id, dialect_heard(scope, self._dialect))
             exchange.tell = lambda: scope["state"].get("beside", [])
             await exchange.fail(as_serve_error(error, request_id))
-
-
-def request_id_of(sent: str) -> str:
-    """Return the client's request id if that is well formed, or a new one."""
-    return sent if REQUEST_ID.fullmatch(sent) else secrets.token_hex(16)
 
 
 class TrailingSlash:
@@ -280,21 +275,13 @@ FILTERS: tuple[Callable[[Scope, Receive, Send], Channels], ...] = (
 )
 
 
-TOLD = (
-    HEADER,
-    IGNORED,
-    RESUMABLE,
-    SEED,
-    SERVED,
-    SUFFIX_MODE,
-    TOOL_PROMPT,
-    TRUNCATED,
-    UNENFORCED,
+READABLE = (
+    *TOLD_HEADERS,
     "x-request-id",
     "retry-after",
     REPLAYED,
+    *(name.decode() for names in NAMES.values() for name in names),
 )
-READABLE = (*TOLD, *(name.decode() for names in NAMES.values() for name in names))
 PREFLIGHT_S = 600
 """How long a browser may remember the answer to a preflight."""
 ALLOWED: dict[str, Any] = {
@@ -305,28 +292,14 @@ ALLOWED: dict[str, Any] = {
 }
 
 
-def cors(origins: Sequence[str]) -> list[Middleware]:
-    """Return the middleware that answers preflights and marks responses; none where no origin is configured.
+class Cors:
+    """ASGI middleware that answers preflights and marks responses, for the service's origins and those of tenants.
 
-    A key is sent as a header by the page's own script, so no cookies are allowed.
+    A key is sent as a header by the page's own script, so no cookies are allowed. A preflight comes without a key: it
+    is answered for an origin of any tenant, and so is what is refused before it is known whose it is: a page can tell
+    that its key has expired. What a tenant is answered may be read by its own pages and the service's alone; whose it
+    is the guard noted.
     """
-    if not origins:
-        return []
-    return [Middleware(CORSMiddleware, allow_origins=list(origins), **ALLOWED)]
-
-
-def cors_of_tenants(origins: Sequence[str], of_tenants: Callable[[], frozenset[str]]) -> list[Middleware]:
-    """Return the middleware for tenants that have origins of their own.
-
-    A preflight comes without a key: it is answered for an origin of any tenant, and so is what is refused before it is
-    known whose it is: a page can tell that its key has expired. What a tenant is answered may be read by its own pages
-    and the service's alone.
-    """
-    return [Middleware(TenantCors, origins=frozenset(origins), of_tenants=of_tenants)]
-
-
-class TenantCors:
-    """ASGI middleware that allows the origins of the tenant, whose identity the guard noted."""
 
     def __init__(self, app: ASGIApp, *, origins: frozenset[str], of_tenants: Callable[[], frozenset[str]]) -> None:
         self._app = app

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.limits import WireLimits
-from serve_app.api.listings import explanation_body, models_body, tokenizer_body
+from serve_app.api.listings import explanation_body, tokenizer_body
 from serve_app.api.native import adapters_body, props_body
 from serve_app.api.parse import CHAT, COMPLETION, Body, read_json_object, read_request
 from serve_app.api.paths import Path
@@ -123,7 +123,7 @@ def service_routes(router: Router, limits: WireLimits, identify: Identify = anyb
     """Return the routes that stay open while the service is full, as none of them waits for a replica."""
 
     async def models(request: Request) -> Response:
-        return JSONResponse(models_body(router.models()))
+        return JSONResponse({"object": "list", "data": [asdict(entry) for entry in router.models()]})
 
     async def dialects(request: Request) -> Response:
         return JSONResponse(router.dialects(limits))

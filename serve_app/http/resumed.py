@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -22,7 +21,7 @@ from serve_app.http.completions import Completions, Opened, time_limit_of
 from serve_app.http.exchange import Exchange, route
 from serve_app.http.model_routes import counted
 from serve_app.http.settings import HttpSettings
-from serve_app.http.styles import Style
+from serve_app.http.styles import STYLES
 from serve_app.router.capsules import capsule_body
 from serve_app.router.places import NAME, Seen, read_places
 from serve_app.router.resuming import Found, find
@@ -31,14 +30,7 @@ from serve_app.router.story import Story
 
 
 class ResumedStreams(Completions):
-    """GET /v1/completions/{id}, with `Last-Event-ID` where the client has some of the stream.
-
-    styles: of the routes whose streams are kept
-    """
-
-    def __init__(self, router: Router, settings: HttpSettings, styles: Mapping[str, Style]) -> None:
-        super().__init__(router, settings, next(iter(styles.values())))
-        self._styles = styles
+    """GET /v1/completions/{id}, with `Last-Event-ID` where the client has some of the stream."""
 
     async def _open(self, scope: Scope, body: bytes, exchange: Exchange, *, story: Story) -> Opened:
         if scope["method"] != "GET":  # to look at it would end it elsewhere
@@ -46,9 +38,9 @@ class ResumedStreams(Completions):
         headers = Headers(scope=scope)
         limit_s = time_limit_of(headers)
         found = await find_kept(self._router, self._settings, scope["path_params"]["id"], story.identity.key_id)
-        kept, style = found.kept, self._styles[found.kept.path]
+        kept, style = found.kept, STYLES[Path(found.kept.path)]
         exchange.dialect = DIALECTS[kept.dialect]
-        parsed = style.parse(kept.body, self._settings.limits, lambda model: exchange.dialect)
+        parsed = style.parse(self._router, kept.body, self._settings.limits, lambda model: exchange.dialect)
         drawn_by = found.first.request.client_request_id
         seeded = parsed.model_copy(update={"seed": kept.seed})
         request = self._settle(seeded, exchange, story, request_id=drawn_by, wants_kept=True)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any
 
-from serve_app.api.chat import ChatRequest
 from serve_app.api.completion import CompletionRequest
 from serve_app.api.dialects import LLAMA_CPP, Dialect
 from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.error_text import shown
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import NOT_NATIVE, read_infill
-from serve_app.api.parse import CHAT, COMPLETION, NATIVE, read_json_object, read_request
+from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body, read_json_object, read_request
 from serve_app.api.paths import Path
-from serve_app.api.responding import ResponsesRequest, read_responses
+from serve_app.api.responding import read_responses
 from serve_app.api.responses import ResponseHead
 from serve_app.api.scoring import INPUT_ROUTES
 from serve_app.core.errors import UnsupportedParameter
@@ -30,158 +29,102 @@ from serve_app.router.render import collect, collect_recordings, completion_rend
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 
-ChooseDialect = Callable[[object], Dialect]
-"""Returns the dialect of a request from the `model` that was sent, whatever that is."""
+Members = dict[str, object]
+Read = Callable[[Router, Members, WireLimits, Dialect], CompletionRequest]
 
 
-class Style(ABC):
-    """How a body is read and an answer is written.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Style:
+    """How a body is read and an answer is written, by a router as a tenant sees it.
 
-    has_ids: whether events of streams have ids where the client wants them, by which a stream can be fetched anew
+    read:     makes a request of a body's members; raises InvalidRequest
+    whole:    makes the body of an answer that is no stream;  renderer: writes a stream; None where there are none
+    has_ids:  whether events of streams have ids where the client wants them, by which a stream can be fetched anew
+    dialect:  of requests that name none; None is what the router says of their model
     """
 
-    has_ids: ClassVar[bool] = False
+    read: Read
+    whole: Callable[[Router, Run, Any, ResponseHead], Awaitable[object]]
+    renderer: Callable[[Router, Run, Any, ResponseHead, Places | None], Renderer] | None = None
+    has_ids: bool = False
+    dialect: Dialect | None = None
 
-    def __init__(self, router: Router, inquiries: Inquiries) -> None:
-        self._router = router
-        self._inquiries = inquiries
+    def parse(
+        self, router: Router, body: bytes, limits: WireLimits, choose_dialect: Callable[[object], Dialect]
+    ) -> CompletionRequest:
+        """Return the request. Raises InvalidRequest.
 
-    def dialect_of(self, model: object) -> Dialect:
-        """Return the dialect of requests that name none; `model` is what was sent, whatever it is."""
-        return self._router.dialect_of(model)
-
-    def parse(self, body: bytes, limits: WireLimits, choose_dialect: ChooseDialect) -> CompletionRequest:
-        """Return the request. Raises InvalidRequest."""
+        choose_dialect: told the `model` that was sent, whatever that is
+        """
         members = read_json_object(body, max_depth=limits.max_depth)
-        return self._read(members, limits, choose_dialect(members.get("model")))
-
-    @abstractmethod
-    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest: ...
-
-    def _only_model(self) -> str:
-        return self._inquiries.model_named(None)
-
-    @abstractmethod
-    def renderer(
-        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
-    ) -> Renderer: ...
-
-    @abstractmethod
-    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
-        """Return the body of a response that is no stream."""
+        return self.read(router, members, limits, choose_dialect(members.get("model")))
 
 
-class OpenAiStyle(Style):
-    """POST /v1/completions."""
-
-    has_ids = True
-
-    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        return read_request(COMPLETION, members, limits, dialect=dialect).seeded()
-
-    def renderer(
-        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
-    ) -> Renderer:
-        return completion_renderer(request, head, run.stats, places)
-
-    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
-        return await collect(run, request, head=head)
+def _reading(kind: Body[Any]) -> Read:
+    return lambda router, members, limits, dialect: read_request(kind, members, limits, dialect=dialect).seeded()
 
 
-class ChatStyle(Style):
-    """POST /v1/chat/completions."""
-
-    has_ids = True
-
-    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        return read_request(CHAT, members, limits, dialect=dialect).seeded()
-
-    def renderer(
-        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
-    ) -> Renderer:
-        assert isinstance(request, ChatRequest)
-        return chat_renderer(request, head, run, writings=self._router.writings_of(run), places=places)
-
-    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
-        assert isinstance(request, ChatRequest)
-        return await collect_chat(run, request, head=head, writings=self._router.writings_of(run))
+def _read_native(router: Router, members: Members, limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+    if members.get("model") is None:
+        members["model"] = Inquiries(router.view).model_named(None)
+    return checked_native(read_request(NATIVE, members, limits, dialect=dialect)).seeded()
 
 
-class ResponsesStyle(Style):
-    """POST /v1/responses: a chat whose answer is items."""
-
-    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        return read_responses(members, limits, dialect).seeded()
-
-    def renderer(
-        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
-    ) -> ResponseRenderer:
-        assert isinstance(request, ResponsesRequest)
-        return ResponseRenderer(request, head, run, writings=self._router.writings_of(run))
-
-    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
-        return await collect_response(run, self.renderer(run, request, head))
+def _read_infill(router: Router, members: Members, limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+    only_model = partial(Inquiries(router.view).model_named, None)
+    return checked_native(read_infill(members, limits, dialect, model=only_model)).seeded()
 
 
-class InputStyle(Style):
-    """Embeddings and scores of inputs: completions of no tokens, `model` optional where there is one."""
+def _of_inputs(kind: type[EmbeddingRequest]) -> Style:
+    """Return the style of completions of no tokens, `model` optional where there is one."""
 
-    def __init__(self, router: Router, inquiries: Inquiries, *, kind: type[EmbeddingRequest]) -> None:
-        super().__init__(router, inquiries)
-        self._kind = kind
+    def read(router: Router, members: Members, limits: WireLimits, dialect: Dialect) -> CompletionRequest:
+        return kind.read(members, limits, dialect, model=partial(Inquiries(router.view).model_named, None))
 
-    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        return self._kind.read(members, limits, dialect, model=self._only_model)
-
-    def renderer(
-        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
-    ) -> Renderer:
-        raise AssertionError("vectors and scores are no stream")
-
-    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
+    async def whole(router: Router, run: Run, request: EmbeddingRequest, head: ResponseHead) -> object:
         record = run.requests[0].record
-        assert isinstance(request, EmbeddingRequest)
         assert record is not None
         assert record.embedding is not None
         return await collect_recordings(run, partial(request.answer, head, record.embedding))
 
-
-class NativeStyle(Style):
-    """POST /completion and /completions: the same parameters, `model` optional where there is one."""
-
-    def dialect_of(self, model: object) -> Dialect:
-        return LLAMA_CPP
-
-    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        if members.get("model") is None:
-            members["model"] = self._only_model()
-        return checked_native(read_request(NATIVE, members, limits, dialect=dialect)).seeded()
-
-    def renderer(
-        self, run: Run, request: CompletionRequest, head: ResponseHead, places: Places | None = None
-    ) -> Renderer:
-        return NativeRenderer(request, run.stats)
-
-    async def whole(self, run: Run, request: CompletionRequest, head: ResponseHead) -> object:
-        return await collect_native(run, request)
+    return Style(read=read, whole=whole)
 
 
-class InfillStyle(NativeStyle):
-    """POST /infill: a gap by llama.cpp's names, answered in its shape."""
-
-    def _read(self, members: dict[str, object], limits: WireLimits, dialect: Dialect) -> CompletionRequest:
-        return checked_native(read_infill(members, limits, dialect, model=self._only_model)).seeded()
-
-
-STYLES: Mapping[Path, Callable[[Router, Inquiries], Style]] = MappingProxyType(
+NATIVE_STYLE = Style(
+    read=_read_native,
+    whole=lambda router, run, request, head: collect_native(run, request),
+    renderer=lambda router, run, request, head, places: NativeRenderer(request, run.stats),
+    dialect=LLAMA_CPP,
+)
+STYLES: Mapping[Path, Style] = MappingProxyType(
     {
-        Path.COMPLETIONS: OpenAiStyle,
-        Path.CHAT: ChatStyle,
-        Path.RESPONSES: ResponsesStyle,
-        **{path: partial(InputStyle, kind=kind) for path, kind in INPUT_ROUTES.items()},
-        Path.NATIVE_COMPLETION: NativeStyle,
-        Path.NATIVE_COMPLETIONS: NativeStyle,
-        Path.INFILL: InfillStyle,
+        Path.COMPLETIONS: Style(
+            read=_reading(COMPLETION),
+            whole=lambda router, run, request, head: collect(run, request, head=head),
+            renderer=lambda router, run, request, head, places: completion_renderer(request, head, run.stats, places),
+            has_ids=True,
+        ),
+        Path.CHAT: Style(
+            read=_reading(CHAT),
+            whole=lambda router, run, request, head: collect_chat(run, request, head, router.writings_of(run)),
+            renderer=lambda router, run, request, head, places: chat_renderer(
+                run, request, head, router.writings_of(run), places
+            ),
+            has_ids=True,
+        ),
+        Path.RESPONSES: Style(
+            read=lambda router, members, limits, dialect: read_responses(members, limits, dialect).seeded(),
+            whole=lambda router, run, request, head: collect_response(
+                ResponseRenderer(run, request, head, router.writings_of(run))
+            ),
+            renderer=lambda router, run, request, head, places: ResponseRenderer(
+                run, request, head, router.writings_of(run)
+            ),
+        ),
+        **{path: _of_inputs(kind) for path, kind in INPUT_ROUTES.items()},
+        Path.NATIVE_COMPLETION: NATIVE_STYLE,
+        Path.NATIVE_COMPLETIONS: NATIVE_STYLE,
+        Path.INFILL: replace(NATIVE_STYLE, read=_read_infill),
     }
 )
 """Styles of the routes whose requests pass admission and the ledger."""

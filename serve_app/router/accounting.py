@@ -10,13 +10,12 @@ from serve_app.core.backend import has_images
 from serve_app.core.cards import ModelCard
 from serve_app.core.delta import Usage
 from serve_app.core.errors import DeadlineExceeded
-from serve_app.core.ledger import CLIENT_LEFT, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import CLIENT_LEFT, Prices, Row
 from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.core.tenants import Amount, Identity, Tenant
-from serve_app.router.accounts import AccountsClient
 from serve_app.router.ledger_writer import LedgerWriter
-from serve_app.router.quotas import FREE, Permit, Quotas, Rates
+from serve_app.router.quotas import FREE, Permit, Quotas
 from serve_app.router.run import Run
 from serve_app.router.stats import RunStats
 
@@ -29,7 +28,7 @@ ERROR = 400
 class Accounting:
     """Outlives applications, as it knows what is in flight.
 
-    prices: may be exchanged; a request is charged by those of its end, what no row explains by those of its last change
+    prices: may be exchanged; a request is charged by those of its end
     wall:   seconds since 1970
     """
 
@@ -37,24 +36,13 @@ class Accounting:
         self,
         quotas: Quotas,
         ledger_writer: LedgerWriter,
-        ledger: AccountsClient,
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._prices = Prices()
+        self.prices = Prices()
         self.quotas = quotas
         self.ledger_writer = ledger_writer
-        self._ledger = ledger
         self._wall = wall
-
-    @property
-    def prices(self) -> Prices:
-        return self._prices
-
-    @prices.setter
-    def prices(self, prices: Prices) -> None:
-        self._prices = prices
-        self._ledger.charge_by(prices)
 
     def writing_to(self, writer: LedgerWriter) -> Accounting:
         """Return the same accounting with the prices of now, whose rows go elsewhere."""
@@ -66,7 +54,7 @@ class Accounting:
         """Raises as `Quotas.reserve`."""
         if not self.quotas.bounds(tenant):
             return FREE
-        most, parts = worst_case(run.requests, card_of=card_of, prices=self._prices)
+        most, parts = worst_case(run.requests, card_of=card_of, prices=self.prices)
         return await self.quotas.reserve(tenant, most, parts=parts)
 
     async def reserve_one(self, tenant: Tenant) -> Permit:
@@ -89,13 +77,6 @@ class Accounting:
             permit.settle(self._used(rows, run, None if is_failure else permit))
         self.ledger_writer.write(rows)
 
-    def rates(self, tenant: Tenant) -> Rates:
-        return self.quotas.rates(tenant)
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        """As the ledger knows it, without what this router has still to bring there."""
-        return await self._ledger.usage(question)
-
     def _used(self, rows: Sequence[Row], run: Run, reserved: Permit | None) -> Amount:
         """Of its tenant's limits, without what another run of the request has used of them.
 
@@ -108,7 +89,7 @@ class Accounting:
             cost -= self._cost(model, stats.past)
         for part, prompt, completion in _unknown(run, reserved) if reserved is not None else ():
             model = run.requests[part].model
-            price = self._prices.of(model.base, model.adapter)
+            price = self.prices.of(model.base, model.adapter)
             tokens += prompt + completion
             cost += price.cost(prompt_tokens=prompt, cached_tokens=0, completion_tokens=completion)
         return Amount(requests=1 if tokens else 0, tokens=tokens, cost=cost)
@@ -124,8 +105,7 @@ class Accounting:
         request_id: str,
         status: int,
     ) -> Row:
-        usage, queue_s = stats.usage, max(stats.queue_s, default=0.0)
-        first_at, last_at = stats.shown_at
+        usage, (first_at, last_at) = stats.usage, stats.shown_at
         return Row(
             id=f"{run.response_id}/{number}",
             tenant=identity.tenant.name,
@@ -139,8 +119,8 @@ class Accounting:
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             choices=stats.num_finished,
-            queue_s=queue_s,
-            prefill_s=max(0.0, first_at - stats.entered_at - queue_s),
+            queue_s=max(stats.queue_s, default=0.0),
+            prefill_s=stats.prefill_s,
             decode_s=last_at - first_at,
             engine_ns=stats.engine_ns,
             cost=self._cost(model, usage),
@@ -148,7 +128,7 @@ class Accounting:
         )
 
     def _cost(self, model: ModelRef, usage: Usage) -> int:
-        return self._prices.of(model.base, model.adapter).cost(
+        return self.prices.of(model.base, model.adapter).cost(
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,

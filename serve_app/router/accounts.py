@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.errors import Unavailable
-from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import Counted, Prices, Row
 from serve_app.core.tenants import Identity, Lease, Statement, Tenant
 from serve_app.router.idempotency import Answer, Claim, Claimed, Message, Standing
 from serve_app.router.patience import begin
@@ -40,6 +40,8 @@ class AccountsClient:
     """Asks Accounts again and again for what changed; where they do not answer, goes on with what it has.
 
     call:    carries each call
+    held:    what was heard last
+    prices:  of what no row explains, which the ledger writes down by itself; may be exchanged
     kept:    answers that this router has under an Idempotency-Key, of which Accounts that were away are told again;
              of each, for how many seconds it is good
     on_look: called behind every look, with whether the key of an id is still good
@@ -58,35 +60,31 @@ class AccountsClient:
         self._router_id = router_id
         self._kept = kept
         self._on_look = on_look
-        self._held = KeyCache(grace_s=grace_s)
+        self.held = KeyCache(grace_s=grace_s)
         self._answering: dict[str, Claim] = {}  # by attempt
         self._given: set[str] = set()  # of those, what is known to be this router's to answer
-        self._prices: Prices | None = None
+        self.prices: Prices | None = None
         self._is_reached = True
         self._telling: asyncio.Task[None] | None = None
         self._looked_at = -math.inf
         self._turn = asyncio.Lock()
         self._again: asyncio.Task[None] | None = None
 
-    def last_for(self, grace_s: float) -> None:
-        """Go by what was heard for so long."""
-        self._held.grace_s = grace_s
-
     def identify(self, presented: str | None) -> Identity:
         """Return whose key it is. Raises Unauthenticated; Unavailable where nothing was heard for too long."""
-        return self._held.identify(presented, now=time.time(), at=time.monotonic())
+        return self.held.identify(presented, now=time.time(), at=time.monotonic())
 
     def tenant(self, name: str) -> Tenant | None:
         """Return the tenant of that name, as heard of last; None where there is none."""
-        return self._held.tenant(name)
+        return self.held.directory.tenants.get(name)
 
     def origins(self) -> frozenset[str]:
-        return self._held.origins
+        return self.held.directory.origins
 
     @property
     def published(self) -> AdapterSet | None:
         """Published adapters, as heard of last; None where nothing was."""
-        return self._held.published
+        return self.held.directory.published
 
     async def change_adapters(self, change: Change) -> AdapterSet:
         """Change what is published; what this router knows is then as new. Raises ServeError."""
@@ -113,15 +111,7 @@ class AccountsClient:
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         """Raises Unavailable; nobody knows then what was kept."""
-        await self._call("record", rows, counted, self._prices, timeout_s=ADMINISTRATION_TIMEOUT_S)
-
-    def charge_by(self, prices: Prices) -> None:
-        self._prices = prices
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        """Raises Unavailable."""
-        lines: Sequence[UsageLine] = await self._call("usage", question, timeout_s=ADMINISTRATION_TIMEOUT_S)
-        return lines
+        await self._call("record", rows, counted, self.prices, timeout_s=ADMINISTRATION_TIMEOUT_S)
 
     async def claim(self, claim: Claim) -> Claimed:
         """Raises KeyReused, Unavailable."""
@@ -150,19 +140,21 @@ class AccountsClient:
     async def look(self) -> None:
         """Hear what changed, and tell what became of keys; where nobody answers, what was heard stays."""
         await self._look()
-        self._on_look(partial(self._held.is_good, now=time.time()))
+        self._on_look(partial(self.held.directory.is_good, now=time.time()))
 
     async def _look(self) -> None:
         asked_at = time.monotonic()
         attempts = [(each, each.attempt in self._given) for each in self._answering.values()]
         try:
-            found = await self._call("directory", self._held.version, self._router_id, attempts, timeout_s=TIMEOUT_S)
+            found = await self._call(
+                "directory", self.held.directory.version, self._router_id, attempts, timeout_s=TIMEOUT_S
+            )
         except Exception as error:  # whatever it is, this loop is how it ends
             if self._is_reached:
                 logger.warning("accounts cannot be reached, what is known goes on being good: %s", error)
             self._is_reached = False
             return
-        self._held.hear(found, asked_at)
+        self.held.hear(found, asked_at)
         if not self._is_reached:  # it may be others, who know no answers
             self._telling = begin(self._tell_again())
         self._is_reached = True

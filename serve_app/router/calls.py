@@ -11,7 +11,6 @@ from typing import TypeVar
 from serve_app.core.backend import Backend, may_take_long
 from serve_app.core.errors import ReplicaLost, ServeError
 from serve_app.core.log_context import about
-from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.router.patience import begin
 
@@ -76,21 +75,9 @@ class Calls:
             self.spawn(self._hurry(late))
         return self.spawn(self._tell(self._backend.abort, request_ids, names))
 
-    def pause(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
-        """False where the replica did not hear it."""
-        return self.spawn(self._tell_in_order(self._backend.pause, request_ids, names))
-
-    def resume(self, request_ids: Sequence[str], names: Sequence[str] = ()) -> asyncio.Task[bool]:
-        """False where the replica did not hear it."""
-        return self.spawn(self._tell_in_order(self._backend.resume, request_ids, names))
-
-    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Raises ServeError."""
-        return await self._ask(self._backend.tokenize(request))
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Raises ServeError."""
-        return await self._ask(self._backend.detokenize(token_ids))
+    def tell(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> asyncio.Task[bool]:
+        """Have something said of requests, in the order of these calls. False where the replica did not hear it."""
+        return self.spawn(self._tell_in_order(tell, request_ids, names))
 
     async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | bool:
         request_ids = [request.request_id for request in requests]
@@ -140,8 +127,8 @@ class Calls:
             return False
         return True
 
-    async def _ask(self, call: Coroutine[object, object, Result]) -> Result:
-        """Make a call that outlives whoever waits for it; what is not a ServeError becomes ReplicaLost."""
+    async def ask(self, call: Coroutine[object, object, Result]) -> Result:
+        """Make a call that outlives whoever waits for it. Raises ServeError, which is ReplicaLost for all else."""
 
         async def answer() -> Result | ServeError:
             try:

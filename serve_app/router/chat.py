@@ -90,12 +90,7 @@ class ChatComposer(EventComposer[ChatChoice]):
 
 
 def chat_renderer(
-    request: ChatRequest,
-    head: ResponseHead,
-    run: Run,
-    *,
-    writings: Sequence[Writing],
-    places: Places | None = None,
+    run: Run, request: ChatRequest, head: ResponseHead, writings: Sequence[Writing], places: Places | None
 ) -> StreamRenderer[ChatChoice]:
     """Return what writes the chunks of POST /v1/chat/completions."""
     writer = ChunkWriter(head, written_message, kind=CHAT_CHUNK_OBJECT)
@@ -104,7 +99,7 @@ def chat_renderer(
 
 
 async def collect_chat(
-    run: Run, request: ChatRequest, *, head: ResponseHead, writings: Sequence[Writing]
+    run: Run, request: ChatRequest, head: ResponseHead, writings: Sequence[Writing]
 ) -> dict[str, object] | Fragment:
     """Read a run to its end and build the whole body."""
     choices = await whole_choices(run, ChatComposer(request, writings))
@@ -114,10 +109,10 @@ async def collect_chat(
 class ResponseRenderer:
     """Writes the events of POST /v1/responses, in OpenAI's sequence; the last of them is the whole response."""
 
-    def __init__(self, request: ResponsesRequest, head: ResponseHead, run: Run, *, writings: Sequence[Writing]) -> None:
+    def __init__(self, run: Run, request: ResponsesRequest, head: ResponseHead, writings: Sequence[Writing]) -> None:
         self._composer = ChatComposer(request, writings)
         self._writer = ResponseWriter(request, head)
-        self._run = run
+        self.run = run
 
     def items(self, event: Event) -> list[Item]:
         """Return the events that tell of one event of the run."""
@@ -128,7 +123,7 @@ class ResponseRenderer:
 
     def last_items(self) -> list[Item]:
         """Return the events that tell the end of the run."""
-        return [*self._writer.end(self._run.stats.usage)]
+        return [*self._writer.end(self.run.stats.usage)]
 
     def chunks(self, event: Event) -> bytes:
         return _written(self.items(event))
@@ -141,9 +136,9 @@ class ResponseRenderer:
         return _written([*self._writer.begin(), self._writer.failed(error)])
 
 
-async def collect_response(run: Run, renderer: ResponseRenderer) -> Item:
+async def collect_response(renderer: ResponseRenderer) -> Item:
     """Read a run to its end and return the response that its last event tells."""
-    async for event in run:
+    async for event in renderer.run:
         renderer.items(event)
     response: Item = renderer.last_items()[-1]["response"]
     return response

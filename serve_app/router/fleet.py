@@ -40,6 +40,8 @@ ALL_LOST = 'Every replica of model "{}" was lost'
 class Fleet:
     """Links by replica id, and the catalog of what their cards say. The only owner of both.
 
+    cards:   of models with a ready replica, by name, each as all of its open replicas have it together (`as_one`)
+    scales:  how many replicas of each model are wanted, start and drain, as last told
     version: grows with every change of its cards and aliases
     counts:  what its replicas spent, those that are gone included
     placement: which of them gets which prompt
@@ -56,38 +58,25 @@ class Fleet:
         aliases: Mapping[str, object] | None = None,
         loading_retry_s: float = LOADING_RETRY_S,
     ) -> None:
-        self._router_id = router_id
-        self._aliases = read_aliases(aliases or {})  # raises where they contradict themselves
+        self.router_id = router_id
+        self.aliases = read_aliases(aliases or {})  # raises where they contradict themselves
         self._loading_retry_s = loading_retry_s
         self._links: dict[str, ReplicaLink] = {}
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
         self._failed: frozenset[str] = frozenset()
-        self._scales: dict[str, Scale] = {}
+        self.scales: dict[str, Scale] = {}
         self._asleep: dict[str, ModelCard] = {}
         self._remembered: dict[str, ModelCard] = {}
         self._reconnected: set[str] = set()
         self._told: dict[str, list[ModelCard]] = {}
-        self._cards: dict[str, ModelCard] = {}
+        self.cards: dict[str, ModelCard] = {}
         self.version = 0
         self._changed = asyncio.Event()
         self.counts = Counts()
         self.placement = Placement()
         self.on_outdated: Callable[[], None] = lambda: None
         self._everything = self.seen_with(Rights())
-
-    @property
-    def router_id(self) -> str:
-        return self._router_id
-
-    @property
-    def cards(self) -> Mapping[str, ModelCard]:
-        """Models with a ready replica, by name, each as all of its open replicas have it together (`as_one`)."""
-        return self._cards
-
-    @property
-    def aliases(self) -> Aliases:
-        return self._aliases
 
     @property
     def replicas(self) -> list[tuple[ReplicaCard, Load]]:
@@ -109,13 +98,13 @@ class Fleet:
     def loading(self) -> list[str]:
         """Known models without a ready replica that may have one later."""
         known = self._expected | {link.card.model.name for link in self._links.values()}
-        return sorted(known - set(self._cards) - self._failed - set(self.asleep))
+        return sorted(known - set(self.cards) - self._failed - set(self.asleep))
 
     @property
     def is_known(self) -> bool:
         """Whether every replica that is said to run was met. Of a model that has failed fewer run than are wanted."""
         num_met = Counter(link.card.model.name for link in self._links.values())
-        said = ((name, scale.wanted - scale.starting) for name, scale in self._scales.items())
+        said = ((name, scale.wanted - scale.starting) for name, scale in self.scales.items())
         is_met = all(num_met[name] >= num_running for name, num_running in said if name not in self._failed)
         return bool(self._links or self.asleep) and not self.loading and is_met
 
@@ -125,18 +114,13 @@ class Fleet:
 
         The first request starts a replica.
         """
-        names = sorted((self._asleep.keys() & self._expected) - set(self._cards) - self._failed)
+        names = sorted((self._asleep.keys() & self._expected) - set(self.cards) - self._failed)
         return {name: self._remembered.get(name, self._asleep[name]) for name in names}
 
     @property
     def failed(self) -> list[str]:
         """Models that could not be loaded: no replica is ready, and none will come by itself."""
-        return sorted(self._failed - set(self._cards))
-
-    @property
-    def scales(self) -> Mapping[str, Scale]:
-        """How many replicas of each model are wanted, start and drain, as last told."""
-        return self._scales
+        return sorted(self._failed - set(self.cards))
 
     @property
     def can_serve(self) -> bool:
@@ -146,7 +130,7 @@ class Fleet:
     @property
     def is_ready(self) -> bool:
         """Whether at least one model is known and each has a ready replica or is asleep."""
-        return bool(self._cards or self.asleep) and not self.loading and not self.failed
+        return bool(self.cards or self.asleep) and not self.loading and not self.failed
 
     def put(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         """Take a replica in, refresh its card, or reconnect where the old link was lost."""
@@ -183,7 +167,7 @@ class Fleet:
     def _connect(self, card: ReplicaCard, backend: Backend) -> ReplicaLink:
         on_frame = partial(self._hear_frame, card.replica_id, card.model.name)
         on_lost = partial(self._note_loss, card.replica_id, backend)
-        link = ReplicaLink(backend, card, self._router_id, on_lost=on_lost, on_frame=on_frame)
+        link = ReplicaLink(backend, card, self.router_id, on_lost=on_lost, on_frame=on_frame)
         link.start()
         return link
 
@@ -244,7 +228,7 @@ class Fleet:
 
         scales: replicas of models that are wanted, start and drain, as far as known
         """
-        self._expected, self._failed, self._scales = frozenset(models), frozenset(failed), dict(scales)
+        self._expected, self._failed, self.scales = frozenset(models), frozenset(failed), dict(scales)
 
     def rest(self, model: str, card: ModelCard | None) -> None:
         """Note how a model is configured that was scaled to zero, or with None that it was not."""
@@ -254,7 +238,7 @@ class Fleet:
 
     async def until_there(self, model: str) -> None:
         """Wait until a replica of the model is ready."""
-        while model not in self._cards:
+        while model not in self.cards:
             await self._changed.wait()
 
     def is_done_with(self, replica_id: str) -> bool:
@@ -264,7 +248,7 @@ class Fleet:
 
     def rename(self, aliases: Mapping[str, object]) -> None:
         """Replace all aliases. Raises CatalogError, and changes nothing, for those that `read_aliases` refuses."""
-        self._aliases = read_aliases(aliases)
+        self.aliases = read_aliases(aliases)
         self._note_change()
 
     def resolve(self, name: str) -> ModelRef:
@@ -283,13 +267,14 @@ class Fleet:
         """
         links = self._links_that_serve(ref, numerics)
         if not links:
-            is_mix = len(ref.parts) > 1 and ref.base in self._cards
+            is_mix = len(ref.parts) > 1 and ref.base in self.cards
             raise self.not_ready(ref.name, MIXED if is_mix else NOT_READY)
         return [link for link in links if not link.is_quiet] or links
 
     def _links_that_serve(self, ref: ModelRef, numerics: str) -> list[ReplicaLink]:
-        links = (link for link in self._links.values() if link.is_open and _serves(link.card.model, ref))
-        return [link for link in links if numerics in ("", link.card.model.numerics)]
+        open_ = ((link, link.card.model) for link in self._links.values() if link.is_open)
+        found = ((link, card) for link, card in open_ if card.name == ref.base and card.has(ref))
+        return [link for link, card in found if numerics in ("", card.numerics)]
 
     def _hand_over(self) -> None:
         """Have what retired replicas still compute go on at others that can; the rest goes on there."""
@@ -322,15 +307,15 @@ class Fleet:
                 told.setdefault(link.card.model.name, []).append(link.card.model)
         if told != self._told:
             self._told = told
-            self._cards = {name: as_one(cards) for name, cards in told.items()}
-            self._remembered |= self._cards
+            self.cards = {name: as_one(cards) for name, cards in told.items()}
+            self._remembered |= self.cards
             self._note_change()
 
     def _note_change(self) -> None:
         self.version += 1
         self._changed.set()
         self._changed = asyncio.Event()
-        hidden = Catalog(self._cards.values(), self._aliases).hidden_aliases
+        hidden = Catalog(self.cards.values(), self.aliases).hidden_aliases
         if hidden:
             logger.warning("aliases hidden by served names: %s", ", ".join(hidden))
 
@@ -359,10 +344,6 @@ def as_one(cards: Sequence[ModelCard]) -> ModelCard:
 def _weight(found: Sequence[AdapterCard], card: AdapterCard) -> tuple[object, ...]:
     num_replicas = sum((each.version, each.is_usable) == (card.version, card.is_usable) for each in found)
     return card.is_usable, num_replicas, card.created, card.version, repr(card)
-
-
-def _serves(card: ModelCard, ref: ModelRef) -> bool:
-    return card.name == ref.base and card.has(ref)
 
 
 MAX_NAMED = 10

@@ -7,7 +7,7 @@ import hashlib
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -93,16 +93,7 @@ class Answers:
         self.num_bytes = 0
 
     def __iter__(self) -> Iterator[Answer]:
-        """Return all answers that are still good."""
-        now = self._clock()
-        return iter([each for each in self._all.values() if each.expires_at > now])
-
-    @property
-    def tenants(self) -> Collection[str]:
-        return self._by_tenant.keys()
-
-    def num_bytes_of(self, tenant: str) -> int:
-        return self._bytes[tenant]
+        return iter(self._all.values())
 
     def find(self, place: Place) -> Answer | None:
         """Return what is there under the key and still good."""
@@ -212,19 +203,10 @@ class Replays:
         self._kept = Answers(clock, max_total_bytes)
         self._running: dict[Place, tuple[Claim, Recording, float]] = {}  # the last: when it is no longer good
 
-    @property
-    def total_bytes(self) -> int:
-        """Return the bytes of all whole answers."""
-        return self._kept.num_bytes
-
-    def num_bytes(self, tenant: str) -> int:
-        """Return the bytes that are kept of a tenant."""
-        return self._kept.num_bytes_of(tenant) + sum(each.num_bytes for each in self._running_of(tenant))
-
     def kept(self) -> list[tuple[Answer, float]]:
         """Return all answers that are whole and good; of each, for how many seconds it still is."""
         now = self._clock()
-        return [(each, each.expires_at - now) for each in self._kept]
+        return [(each, each.expires_at - now) for each in self._kept if each.expires_at > now]
 
     def find(self, claim: Claim) -> Recording | None:
         """Return the answer to the same request, whether it is over or not.
@@ -328,10 +310,6 @@ class Claims:
         self._settings = settings or ReplaySettings()
         self._running: OrderedDict[Place, _Running] = OrderedDict()  # those last heard of are last
         self._kept = Answers(clock, max_total_bytes)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._kept.num_bytes
 
     def heard(self, holder: str, attempts: Attempts = ()) -> None:
         """Note that the router still answers these. What nobody answers any more is anybody's."""

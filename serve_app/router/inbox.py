@@ -33,6 +33,7 @@ class Inbox:
     """A queue of one reader.
 
     max_pending: of entries that wait; None is no bound
+    is_full:     whether the sender was asked to pause and not yet to go on
     on_full:     called when more wait;  on_slack: called when half of the bound is free again, and only after it
 
     The bound refuses nothing: what is on its way while the sender is asked to pause still has its place.
@@ -44,22 +45,17 @@ class Inbox:
         self._on_slack = on_slack
         self._entries: deque[Arrival] = deque()
         self._arrived: asyncio.Future[None] | None = None  # of a reader that waits
-        self._is_full = False
+        self.is_full = False
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the sender was asked to pause and not yet to go on."""
-        return self._is_full
 
     def put(self, entry: Arrival) -> None:
         self._entries.append(entry)
         if self._arrived is not None and not self._arrived.done():
             self._arrived.set_result(None)
-        if self._max_pending is not None and len(self._entries) > self._max_pending and not self._is_full:
-            self._is_full = True
+        if self._max_pending is not None and len(self._entries) > self._max_pending and not self.is_full:
+            self.is_full = True
             self._on_full()
 
     async def take(self) -> Arrival:
@@ -68,10 +64,7 @@ class Inbox:
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
         entry = self._entries.popleft()
-        self._slacken()
-        return entry
-
-    def _slacken(self) -> None:
-        if self._is_full and self._max_pending is not None and 2 * len(self._entries) <= self._max_pending:
-            self._is_full = False
+        if self.is_full and self._max_pending is not None and 2 * len(self._entries) <= self._max_pending:
+            self.is_full = False
             self._on_slack()
+        return entry

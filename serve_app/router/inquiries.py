@@ -51,7 +51,7 @@ class Inquiries:
         return self._view.cards[self._base(model).base]
 
     async def tokenize(self, model: str | None, request: TokenizeRequest) -> Tokenization:
-        return await self._ask(model, lambda link: link.tokenize(request))
+        return await self._ask(model, lambda link: link.ask(link.backend.tokenize(request)))
 
     async def detokenize(self, model: str | None, token_ids: Sequence[int]) -> str:
         """Raises InvalidRequest for an id that the model does not have."""
@@ -60,7 +60,7 @@ class Inquiries:
             if token_id >= vocab_size:
                 must = f"be a token id from 0 to {vocab_size - 1}"
                 raise InvalidRequest.refusing(f"tokens[{at}]", must=must, found=str(token_id))
-        return await self._ask(model, lambda link: link.detokenize(token_ids))
+        return await self._ask(model, lambda link: link.ask(link.backend.detokenize(token_ids)))
 
     def _base(self, model: str | None) -> ModelRef:
         """An adapter has its base's tokenizer."""

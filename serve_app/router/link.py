@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import TypeVar
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
-from serve_app.core.delta import Delta, Frame, Load, PromptReport
+from serve_app.core.delta import Delta, Frame, PromptReport
 from serve_app.core.errors import ReplicaLeaves, ServeError
 from serve_app.core.log_context import about
 from serve_app.core.names import ModelRef
-from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest
 from serve_app.router.admission import Room
 from serve_app.router.calls import Calls, replica_lost
@@ -24,6 +24,7 @@ from serve_app.router.placement import LEARNING, Guess
 
 logger = logging.getLogger(__name__)
 
+Result = TypeVar("Result")
 Receive = Callable[[Delta], None]
 """Takes the deltas of a request."""
 QUIET_LOOKS, SILENT_LOOKS = 10, 16
@@ -36,6 +37,7 @@ MIN_MEASURED = 64
 class ReplicaLink:
     """Owns the one stream of frames from a replica, the calls to it, and what it is known to hold.
 
+    backend: the way to the replica;  load, num_foreign: as last heard of, the latter are sequences of other routers
     on_lost: called when the replica is gone or is left, but not where a retired link closes by itself
     has_ended: whether the replica itself has ended the stream, as it does where it did not hear of the router
     on_frame: called with each frame before anybody has its deltas
@@ -53,15 +55,15 @@ class ReplicaLink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.card = card
-        self._backend = backend
+        self.backend = backend
         self._router_id = router_id
         self._on_lost = on_lost
         self._on_frame = on_frame
         self._registry = Registry(clock)
         self._calls = Calls(backend, router_id, card.replica_id, on_refused=self._forget)
         self._reader: asyncio.Task[None] | None = None
-        self._load = card.load
-        self._num_foreign = 0
+        self.load = card.load
+        self.num_foreign = 0
         self._is_retired = False
         self._num_looks = self._num_answers = 0  # since the last frame
         self._moved: list[str] = []  # while it was silent
@@ -70,11 +72,6 @@ class ReplicaLink:
     def start(self) -> None:
         """Open the stream. Needs a running event loop."""
         self._reader = self._calls.spawn(self._read())
-
-    @property
-    def backend(self) -> Backend:
-        """The way to the replica, for what is not a client's."""
-        return self._backend
 
     @property
     def replica_id(self) -> str:
@@ -103,38 +100,28 @@ class ReplicaLink:
     @property
     def room(self) -> Room | None:
         """What the replica can hold, None where it does not say. A sequence that runs has a block at the least."""
-        model, num_blocks = self.card.model, self._load.num_blocks
+        model, num_blocks = self.card.model, self.load.num_blocks
         if not model.max_num_sequences:
             return None
         num_slots = min(model.max_num_sequences, num_blocks or model.max_num_sequences)
-        return Room(num_slots=num_slots, num_places=num_slots + model.max_waiting, num_foreign=self._num_foreign)
-
-    @property
-    def load(self) -> Load:
-        """As last heard of."""
-        return self._load
+        return Room(num_slots=num_slots, num_places=num_slots + model.max_waiting, num_foreign=self.num_foreign)
 
     def refresh(self, card: ReplicaCard) -> None:
         """Take over what the replica says of itself now."""
         self._num_answers += 1
         self.card = card
-        if card.load.num_steps >= self._load.num_steps:  # a frame may have passed it on the way
-            self._load = card.load
-
-    @property
-    def num_foreign(self) -> int:
-        """Sequences there that other routers submitted, as last heard of."""
-        return self._num_foreign
+        if card.load.num_steps >= self.load.num_steps:  # a frame may have passed it on the way
+            self.load = card.load
 
     @property
     def work(self) -> int:
         """Sequences it has, running and waiting, those of other routers included."""
-        return self.num_outstanding + self._num_foreign
+        return self.num_outstanding + self.num_foreign
 
     @property
     def capacity(self) -> int:
         """What its work is relative to: blocks of its key/value store."""
-        return self._load.num_blocks
+        return self.load.num_blocks
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -166,21 +153,17 @@ class ReplicaLink:
 
     def pause(self, request_ids: Sequence[str]) -> asyncio.Task[bool]:
         """Have the replica compute nothing more of these requests until `resume`; tell it in the background."""
-        return self._calls.pause(request_ids, self._registry.names_of(request_ids))
+        return self._calls.tell(self.backend.pause, request_ids, self._registry.names_of(request_ids))
 
     def resume(self, request_ids: Sequence[str]) -> asyncio.Task[None]:
         """Have the replica go on with what was paused. Where it cannot be told, the requests are lost: they would
         wait for ever."""
-        telling = self._calls.resume(request_ids, self._registry.names_of(request_ids))
+        telling = self._calls.tell(self.backend.resume, request_ids, self._registry.names_of(request_ids))
         return self._calls.spawn(self._resume(telling, request_ids))
 
-    async def tokenize(self, request: TokenizeRequest) -> Tokenization:
-        """Raises ServeError."""
-        return await self._calls.tokenize(request)
-
-    async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Raises ServeError."""
-        return await self._calls.detokenize(token_ids)
+    async def ask(self, call: Coroutine[object, object, Result]) -> Result:
+        """As `Calls.ask`."""
+        return await self._calls.ask(call)
 
     def retire(self) -> None:
         """Take no new requests, and close once those that run have ended."""
@@ -226,7 +209,7 @@ class ReplicaLink:
     async def _read(self) -> None:
         reason = "was disconnected by the router"
         try:
-            async with aclosing(self._backend.attach(self._router_id)) as frames:
+            async with aclosing(self.backend.attach(self._router_id)) as frames:
                 async for frame in frames:
                     self._receive(frame)
             reason, self.has_ended = "ended its stream", True
@@ -245,8 +228,8 @@ class ReplicaLink:
         self._on_frame(frame)
         for delta in frame.deltas:
             self._registry.dispatch(delta)
-        self._load = frame.load
-        self._num_foreign = max(0, frame.load.num_running + frame.load.num_waiting - self.num_outstanding)
+        self.load = frame.load
+        self.num_foreign = max(0, frame.load.num_running + frame.load.num_waiting - self.num_outstanding)
         self._close_if_idle()
 
     async def _resume(self, telling: asyncio.Task[bool], request_ids: Sequence[str]) -> None:
@@ -293,20 +276,15 @@ class Registration:
 class Registry:
     """The requests of one link. A request leaves it with its last sequence, or when it is forgotten.
 
-    num_prompt_tokens: of prompts of which nothing was heard
+    num_prompt_tokens: of prompts of which nothing was heard;  num_outstanding: sequences that have not ended
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._live: dict[str, Registration] = {}
-        self._num_outstanding = 0
+        self.num_outstanding = 0
         self._num_measured = self._measured_s = 0.0
         self.num_prompt_tokens = 0
-
-    @property
-    def num_outstanding(self) -> int:
-        """Sequences that have not ended."""
-        return self._num_outstanding
 
     @property
     def pace(self) -> float | None:
@@ -335,7 +313,7 @@ class Registry:
                 num_prompt_tokens=num_prompt_tokens,
                 submitted_at=None if request.is_read_whole else self._clock(),
             )
-            self._num_outstanding += len(request.samples)
+            self.num_outstanding += len(request.samples)
             self.num_prompt_tokens += num_prompt_tokens
 
     def dispatch(self, delta: Delta) -> None:
@@ -351,7 +329,7 @@ class Registry:
             if delta.finish is not None and registration.guess is not None:
                 registration.guess.habits.learn_completion(delta.finish.num_tokens)
             registration.num_unfinished -= 1
-            self._num_outstanding -= 1
+            self.num_outstanding -= 1
             if registration.num_unfinished == 0:
                 self._leave(delta.request_id)
         registration.receive(delta)
@@ -361,7 +339,7 @@ class Registry:
         for request_id in request_ids:
             registration = self._leave(request_id)
             if registration is not None:
-                self._num_outstanding -= registration.num_unfinished
+                self.num_outstanding -= registration.num_unfinished
 
     def lose(self, error_of: Callable[[], ServeError], request_ids: Sequence[str] | None = None) -> list[str]:
         """Forget requests, all of them where none is named, and send each a delta with an error of its own.

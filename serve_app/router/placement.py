@@ -279,10 +279,6 @@ class Warmth:
         self._gone = 0  # bits of replicas that left, still in the table
         self._adapters: defaultdict[str, HeldAdapters] = defaultdict(HeldAdapters)
 
-    @property
-    def num_names(self) -> int:
-        return len(self._holders)
-
     def hear(self, card: ReplicaCard) -> None:
         """Take in what a replica says: prefixes that other routers sent it, and its adapters."""
         self.hold(card.replica_id, card.prefixes)

@@ -197,27 +197,22 @@ class Publishing:
         change = self._change("roll back", *self._named(name, by), by)
         return await self._shielded(self._roll_back(change))
 
-    async def decide(self, adapter: PublishedAdapter, share: float | None, reason: str) -> None:
-        """Give an adapter's canary this share, 1 is all, or roll it back if it is None.
+    async def decide(self, action: Action, adapter: PublishedAdapter, share: float | None, reason: str) -> None:
+        """Widen the share of an adapter's canary, 1 is all; roll it back; or tell that it is held, as nothing changes.
 
         Another router may have decided before: a canary that has ended stays so, and one that has another share by
         now keeps that. Raises Unavailable, and AdapterNotFound for an adapter that was withdrawn.
         """
-        await self._decide("roll back" if share is None else "widen", adapter, share, reason)
-
-    async def hold(self, adapter: PublishedAdapter, reason: str) -> None:
-        """Tell that an adapter's canary waits for requests; nothing changes. Raises as `decide`."""
-        await self._decide("hold", adapter, None, reason)
+        canary = adapter.canary
+        assert canary is not None, "a canary is decided about"
+        change = self._change(action, adapter.base, adapter.name, ROLLOUT)
+        change = replace(change, version=canary.version, share=share, tried=canary.share, reason=reason)
+        await self._shielded(self._carry_out(change))
 
     @property
     def heard(self) -> AdapterSet | None:
         """Return the set as it was heard of last; None before the first time."""
         return self._source.published
-
-    @property
-    def revision(self) -> int:
-        """Return the revision of the set as it was heard of last; 0 if nothing was ever published."""
-        return self.known.revision
 
     @property
     def known(self) -> AdapterSet:
@@ -283,13 +278,6 @@ class Publishing:
                 version = await asyncio.to_thread(read)
             await self._stage(base, adapter, change.path, version)
         return _found(await self._carry_out(replace(change, version=version)), change)
-
-    async def _decide(self, action: Action, adapter: PublishedAdapter, share: float | None, reason: str) -> None:
-        canary = adapter.canary
-        assert canary is not None, "a canary is decided about"
-        change = self._change(action, adapter.base, adapter.name, ROLLOUT)
-        change = replace(change, version=canary.version, share=share, tried=canary.share, reason=reason)
-        await self._shielded(self._carry_out(change))
 
     async def _roll_back(self, change: Change) -> PublishedAdapter:
         before = _found(changed(self._heard(), change), change)  # refuses early

@@ -14,6 +14,7 @@ from functools import partial
 
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
 from serve_app.core.tenants import (
+    BUDGETS,
     COUNTS_REQUESTS,
     GAUGES,
     NANO,
@@ -197,7 +198,7 @@ class Quotas:
         if account is None:
             account = self._accounts[tenant.name] = Account(tenant, self._clock)
         if account.tenant is not tenant:
-            account.become(tenant)
+            account.tenant, account.bounds = tenant, bounds_of(tenant.limits)
         return account
 
 
@@ -207,7 +208,7 @@ def _check_possible(need: Amounts, bounds: Mapping[Meter, int]) -> None:
         if amount <= bounds[meter]:
             continue
         what = "one request" if meter in COUNTS_REQUESTS else "the prompts and all that may be generated"
-        allowed, wanted = (each / NANO if meter.is_budget else each for each in (bounds[meter], amount))
+        allowed, wanted = (each / NANO if meter in BUDGETS else each for each in (bounds[meter], amount))
         raise InvalidRequest(
             f"The tenant's {meter} is {allowed}, and {what} may come to {wanted}; ask for less at once.",
             None,
@@ -298,10 +299,6 @@ class Account:
             meter: Appointments(max_s=MAX_RETRY_S, clock=clock, jitter=random.random) for meter in Meter
         }
 
-    def become(self, tenant: Tenant) -> None:
-        """Go by what the tenant is now."""
-        self.tenant, self.bounds = tenant, bounds_of(tenant.limits)
-
     @property
     def needs_renewal(self) -> bool:
         return bool(self.waiting) or not self.leased.is_idle
@@ -329,14 +326,14 @@ class Account:
         if meter in SETTLED and self.leased.is_only_reserved(meter, need[meter]):
             at = self._appointments[meter].make(pace_per_s=self._pace_per_s(1.0))
             told = f"What is left of the tenant's {meter} is reserved by requests that still run; retry in {at} s."
-        elif meter.is_budget:
+        elif meter in BUDGETS:
             kind, at = OutOfBudget, math.ceil(self.leased.reset_s(meter, now))
             left, most = self.leased.remaining(meter) / NANO, need[meter] / NANO
             what = f"has {left:g} left, and the request may come to {most:g}" if left else "is spent"
             told = f"The tenant's {meter} {what}; it begins anew in {at} s."
         else:
-            pace_per_s = max(bound, 1) / (1 if meter.is_gauge else MINUTE_S) / max(1, need[meter])
-            pace_per_s = self._pace_per_s(pace_per_s) if meter.is_gauge else pace_per_s
+            pace_per_s = max(bound, 1) / (1 if meter in GAUGES else MINUTE_S) / max(1, need[meter])
+            pace_per_s = self._pace_per_s(pace_per_s) if meter in GAUGES else pace_per_s
             appointment = self._appointments[meter].make(pace_per_s=pace_per_s, excess_s=wait_s)
             at, left = max(appointment, math.ceil(min(wait_s, OBEYED_S))), self.leased.remaining(meter)
             told = (

@@ -25,7 +25,6 @@ from serve_app.router.patience import begin
 from serve_app.router.publishing import Publishing
 from serve_app.router.rollout import MIN_SCORED, Comparison, Decision, RolloutSettings, Tally, Verdict, judge, lacking
 from serve_app.router.run import Run, RunSettings
-from serve_app.router.stats import RunStats
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,8 @@ class Rollouts:
         for trial in self.held:
             if not trial.is_told:
                 trial.is_told = True
-                begin(self._tell(trial), self._deciding)
+                held = Verdict(decision="hold", reason=lacking(trial.found, self.settings))
+                begin(self._carry_out(trial, held), self._deciding)
 
     def wants(self, requests: Sequence[GenerationRequest]) -> bool:
         """Return whether a client's request is to be scored when it is over: then its token ids are needed."""
@@ -143,8 +143,9 @@ class Rollouts:
         if trial is None or not (error is None or isinstance(error, FAILURES)):
             return
         [model] = models
-        times = _times(run) if error is None else {}
-        trial.tally(model.version).note(is_error=error is not None, **times)
+        first_s = None if error is not None else run.stats.prefill_s
+        token_s = None if error is not None else run.stats.token_s(sum(each.n for each in run.requests))
+        trial.tally(model.version).note(is_error=error is not None, first_s=first_s, token_s=token_s)
         if error is None and len(run.requests) == 1 and _is_scorable(run.requests[0]):
             self._begin_scoring(trial, run.requests[0], _token_ids_of(run))
         self._decide(trial)
@@ -199,26 +200,19 @@ class Rollouts:
     async def _carry_out(self, trial: Trial, verdict: Verdict) -> None:
         share = self.settings.after(trial.canary.share) if verdict.decision == "widen" else None
         try:
-            await self._publishing.decide(trial.adapter, share, verdict.reason)
+            await self._publishing.decide(verdict.decision, trial.adapter, share, verdict.reason)
         except ServeError as error:
             logger.warning("%s of %s was not done: %s", verdict.decision, trial.adapter.address, error)
             await asyncio.sleep(RETRY_S)
-            trial.is_decided = False  # the next request tries it again
+            if verdict.decision == "hold":
+                trial.is_told = False
+            else:
+                trial.is_decided = False  # the next request tries it again
         else:
             self.decisions[verdict.decision] += 1
 
     def _is_held(self, canary: Canary) -> bool:
         return time.time() - canary.since >= self.settings.hold_after_s
-
-    async def _tell(self, trial: Trial) -> None:
-        try:
-            await self._publishing.hold(trial.adapter, lacking(trial.found, self.settings))
-        except ServeError as error:
-            logger.warning("it could not be told that %s is held: %s", trial.adapter.address, error)
-            await asyncio.sleep(RETRY_S)
-            trial.is_told = False
-        else:
-            self.decisions["hold"] += 1
 
     def _begin_scoring(self, trial: Trial, request: GenerationRequest, ids: TokenIds) -> None:
         """Score a request beside what clients ask for, unless others are being scored already."""
@@ -290,18 +284,6 @@ def _token_ids_of(run: Run) -> TokenIds:
     reports = [prompt.report for _, prompt, _ in run.stats.parts if prompt.report is not None]
     prompt = reports[0].token_ids if reports else None
     return TokenIds(prompt=prompt or (), drawn=run.token_ids(0, most=MAX_DRAWN))
-
-
-def _times(run: Run) -> dict[str, float]:
-    """Return the seconds to a request's first token without its wait, and for each further token."""
-    stats: RunStats = run.stats
-    if stats.first_event_at is None or stats.last_event_at is None:
-        return {}
-    first_s = stats.first_event_at - stats.entered_at - max(stats.queue_s, default=0.0)
-    num_sequences = sum(request.n for request in run.requests)
-    num_further = stats.usage.completion_tokens - num_sequences
-    decode_s = (stats.last_event_at - stats.first_event_at) * num_sequences
-    return {"first_s": max(0.0, first_s), **({"token_s": decode_s / num_further} if num_further > 0 else {})}
 
 
 def _listed(tally: Tally) -> ListedVersion:

@@ -261,7 +261,7 @@ class Router:
     @property
     def rates(self) -> Rates:
         """How the tenant's limits per minute stand."""
-        return {} if self.accounting is None else self.accounting.rates(self._tenant)
+        return {} if self.accounting is None else self.accounting.quotas.rates(self._tenant)
 
     def writings_of(self, run: Run) -> tuple[Writing, ...]:
         """How the model of each part of a run writes."""

@@ -19,7 +19,7 @@ from serve_app.core.request import GenerationRequest
 class PromptStats:
     """One prompt for one model, whatever replicas computed it.
 
-    completion_tokens: by choice; num_completion_tokens: of all of them
+    completion_tokens: by choice; num_completion_tokens: of all of them; num_generated: computed for this run
     pauses: in which another replica was found and caught up, seconds on the monotonic clock
     predicted, engine_ns: of those choices that have ended, see `Usage` and `Finish`
     past: completion tokens that another run had told, some of them still to be told again; None where none has
@@ -30,6 +30,7 @@ class PromptStats:
     last_at: float | None = None
     completion_tokens: dict[int, int] = field(default_factory=dict)
     num_completion_tokens: int = 0
+    num_generated: int = 0
     finish_reasons: Counter[FinishReason] = field(default_factory=Counter)
     pauses: list[tuple[float, float]] = field(default_factory=list)
     predicted: tuple[int, int] | None = None
@@ -40,7 +41,7 @@ class PromptStats:
 class RunStats:
     """Fed by the run alone, with every delta when it comes.
 
-    entered_at, first_event_at, last_event_at: by the monotonic clock, seconds
+    entered_at:    by the monotonic clock, seconds
     num_generated: tokens computed, those of completions that never ended included
     num_moves:     attempts that were lost, and went on elsewhere
     excerpts:      of those texts that its tenant has logged; None where none are
@@ -50,7 +51,6 @@ class RunStats:
         self.excerpts: Excerpts | None = None
         self._clock = clock
         self._prompts: dict[int, PromptStats] = {}
-        self._num_generated: Counter[int] = Counter()
         self._num_moves: Counter[int] = Counter()
         self._usage: Usage | None = None  # as of the last delta, once somebody has asked
         self._replicas: dict[int, list[str]] = {}
@@ -62,7 +62,6 @@ class RunStats:
         own = RunStats(self._clock)
         own.entered_at = self.entered_at
         own._prompts = {part: each for part, each in self._prompts.items() if part in parts}
-        own._num_generated = Counter({part: count for part, count in self._num_generated.items() if part in parts})
         own._num_moves = Counter({part: count for part, count in self._num_moves.items() if part in parts})
         return own
 
@@ -108,19 +107,11 @@ class RunStats:
 
     @property
     def num_generated(self) -> int:
-        return self._num_generated.total()
+        return sum(each.num_generated for each in self._prompts.values())
 
     @property
     def num_moves(self) -> int:
         return self._num_moves.total()
-
-    @property
-    def last_event_at(self) -> float | None:
-        return max((each.last_at for each in self._prompts.values() if each.last_at is not None), default=None)
-
-    @property
-    def first_event_at(self) -> float | None:
-        return min((each.first_at for each in self._prompts.values() if each.first_at is not None), default=None)
 
     @property
     def shown_at(self) -> tuple[float, float]:
@@ -128,6 +119,16 @@ class RunStats:
         firsts = [each.first_at for each in self._prompts.values() if each.first_at is not None]
         lasts = [each.last_at for each in self._prompts.values() if each.last_at is not None]
         return (min(firsts), max(lasts)) if firsts else (self.entered_at, self.entered_at)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds to the first event, without the wait of the prompt that waited longest."""
+        return max(0.0, self.shown_at[0] - self.entered_at - max(self.queue_s, default=0.0))
+
+    def token_s(self, num_sequences: int) -> float | None:
+        """Return the mean seconds between two tokens of a sequence; None where none has two."""
+        (first_at, last_at), num_further = self.shown_at, self.usage.completion_tokens - num_sequences
+        return (last_at - first_at) * num_sequences / num_further if num_further > 0 else None
 
     @property
     def usage(self) -> Usage:
@@ -200,9 +201,9 @@ class RunStats:
         prompt.last_at = self._clock()
         if prompt.first_at is None:
             prompt.first_at = prompt.last_at
-        self._num_generated[part] += len(delta.token_ids)
+        prompt.num_generated += len(delta.token_ids)
         if self.excerpts is not None:
-            self.excerpts.note(delta.text, part=part, index=index)
+            self.excerpts.note(delta.text, index=index)
         if delta.prompt is not None:
             prompt.report = delta.prompt
         before = prompt.completion_tokens.get(index, 0)
@@ -221,9 +222,8 @@ class RunStats:
         counted: of each part the tokens for which that holds, too, and which are to be computed again
         """
         self._counted = counted
-        self._num_generated.clear()
         for prompt in self._prompts.values():
-            prompt.past = prompt.num_completion_tokens
+            prompt.past, prompt.num_generated = prompt.num_completion_tokens, 0
 
     def _begun(self, part: int) -> PromptStats:
         past = self._counted[part] or None if self._counted else None
@@ -275,19 +275,18 @@ class Excerpts:
 
     def __init__(self, requests: Sequence[GenerationRequest]) -> None:
         self._prompts = [_Text(_texts_of(request)) for request in requests[:MAX_TEXTS]]
-        self._completions: dict[int, dict[int, _Text]] = {}
+        self._completions: dict[int, _Text] = {}
 
-    def note(self, text: str, *, part: int, index: int) -> None:
+    def note(self, text: str, *, index: int) -> None:
         """More of a completion."""
-        if index in self._completions.get(part, ()) or sum(map(len, self._completions.values())) < MAX_TEXTS:
-            self._completions.setdefault(part, {}).setdefault(index, _Text()).add(text)
+        if index in self._completions or len(self._completions) < MAX_TEXTS:
+            self._completions.setdefault(index, _Text()).add(text)
 
     def facts(self) -> dict[str, object]:
         """The texts, keys in them hidden, each with its length in characters."""
-        completions = {index: text for of_part in self._completions.values() for index, text in of_part.items()}
         return {
             "prompts": [text.facts() for text in self._prompts],
-            "completions": [{"index": index, **completions[index].facts()} for index in sorted(completions)],
+            "completions": [{"index": index, **text.facts()} for index, text in sorted(self._completions.items())],
         }
 
 

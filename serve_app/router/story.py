@@ -100,17 +100,14 @@ class Story:
         """
         if self.ticket is not None:
             self.ticket.give_back(None if self.run is None else self.run.num_finished)
-        given = self.run or (self.opened if self.opened is not None and _may_be_computed(self.opened) else None)
+        given = self.run
+        if given is None and self.opened is not None and self.opened.stats.given and not self.opened.is_refused:
+            given = self.opened  # replicas may compute some of it
         if accounting is not None and given is not None:
             status = status if self.error is None or status >= ERROR else self.error.status
             accounting.close(self.identity, given, request_id=self.request_id, status=status, permit=self.permit)
         elif self.permit is not None:  # no replica took it
             self.permit.settle(Amount())
-
-
-def _may_be_computed(opened: Run) -> bool:
-    """Whether replicas were given some of it, and none has refused."""
-    return bool(opened.stats.given) and not opened.is_refused
 
 
 def _now() -> str:

@@ -86,7 +86,7 @@ class AdminService:
 
     def _add_tenant(self, arguments: Arguments, by: Author) -> Answer:
         tenant = tenant_from(arguments)
-        self._store.add_tenant(tenant, by)
+        self._store.change_tenants(by, added=[tenant])
         return told_of(tenant)
 
     def _set_tenant(self, arguments: Arguments, by: Author) -> Answer:
@@ -97,7 +97,7 @@ class AdminService:
         name = str(arguments["name"])
         if name == ADMINISTRATORS:
             raise TenancyError(f"{name!r} stays: without its keys nobody administers; revoke those that are to end.")
-        self._store.remove_tenant(name, by)
+        self._store.change_tenants(by, removed=[name])
         return {"removed": name}
 
     def _apply_tenants(self, arguments: Arguments, by: Author) -> Answer:
@@ -139,7 +139,7 @@ class AdminService:
         try:
             self._store.tenant(ADMINISTRATORS)
         except NotThere:
-            self._store.add_tenant(tenant_from({"name": ADMINISTRATORS, "models": []}), by)
+            self._store.change_tenants(by, added=[tenant_from({"name": ADMINISTRATORS, "models": []})])
         return self._created(ADMINISTRATORS, frozenset({Scope.ADMIN, Scope.METRICS}), lifetime_s, by)
 
     def _rotate_key(self, arguments: Arguments, by: Author) -> Answer:

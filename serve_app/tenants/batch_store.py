@@ -9,7 +9,7 @@ from datetime import timedelta
 from secrets import token_hex
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Row, Table, delete, func, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Table, delete, func, insert, select, tuple_, update
 
 from serve_app.core.batches import ENDPOINTS, LEAST_SECONDS, MOST_SECONDS, OPEN_STATES, BatchState, NewFile
 from serve_app.core.tenants import NANO
@@ -136,8 +136,9 @@ class BatchStore:
         wanted = wanted.order_by(*(each.asc() if order == "asc" else each.desc() for each in place))
         with self._engine.connect() as connection:
             if (after := arguments.get("after")) is not None:
-                last = _one(connection, table, {**arguments, "id": after}, "after")
-                wanted = wanted.where(_is_behind(place, (last.created_at, last.id), is_rising=order == "asc"))
+                row = _one(connection, table, {**arguments, "id": after}, "after")
+                here, last = tuple_(*place), (row.created_at, row.id)
+                wanted = wanted.where(here > last if order == "asc" else here < last)
             rows = connection.execute(wanted.limit(most + 1)).all()
         data = [told(row._asdict()) for row in rows[:most]]
         first, last_id = (data[0]["id"], data[-1]["id"]) if data else (None, None)
@@ -248,13 +249,6 @@ def _limit(arguments: Arguments) -> int:
     if not (sent.isascii() and sent.isdigit() and len(sent) < 6 and 1 <= int(sent) <= MAX_LISTED):
         raise TenancyError(f"limit must be 1 to {MAX_LISTED}; found {sent[:96]!r}.")
     return int(sent)
-
-
-def _is_behind(place: tuple[Column[Any], Column[Any]], last: tuple[float, str], *, is_rising: bool) -> Any:
-    at, id_ = place
-    if is_rising:
-        return (at > last[0]) | ((at == last[0]) & (id_ > last[1]))
-    return (at < last[0]) | ((at == last[0]) & (id_ < last[1]))
 
 
 def _one(connection: Connection, table: Table, arguments: Arguments, param: str = "id") -> Row[Any]:

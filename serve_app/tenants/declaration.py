@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from serve_app.core.shares import Priority
-from serve_app.core.tenants import LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Limits, Rights, Tenant
+from serve_app.core.tenants import BUDGETS, LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Limits, Rights, Tenant
 from serve_app.tenants.errors import TenancyError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
@@ -94,28 +94,19 @@ def _count(name: str, value: object) -> int:
     return value
 
 
-def _number(name: str, value: object, *, least: float, most: float) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise _refused(name, f"a number from {least:g} to {most:g}", value)
-    return float(value)
+def _number(least: float, most: float) -> Reader:
+    def read(name: str, value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+            raise _refused(name, f"a number from {least:g} to {most:g}", value)
+        return float(value)
 
-
-def _budget(name: str, value: object) -> float:
-    return _number(name, value, least=LEAST_BUDGET, most=MOST_BUDGET)
+    return read
 
 
 def _switch(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise _refused(name, "true or false", value)
     return value
-
-
-def _share(name: str, value: object) -> float:
-    return _number(name, value, least=0, most=1)
-
-
-def _weight(name: str, value: object) -> float:
-    return _number(name, value, least=LEAST_WEIGHT, most=MOST_WEIGHT)
 
 
 def _priority(name: str, value: object) -> str:
@@ -129,8 +120,8 @@ def _rights(name: str, value: object) -> Rights:
 
 
 def _limits(name: str, value: object) -> Limits:
-    amounts = ("budget_per_day", "budget_per_month")
-    readers = {each.name: _or_none(_budget if each.name in amounts else _count) for each in fields(Limits)}
+    budget = _number(LEAST_BUDGET, MOST_BUDGET)
+    readers = {each.name: _or_none(budget if each.name in BUDGETS else _count) for each in fields(Limits)}
     return Limits(**_read(name, readers, value))
 
 
@@ -147,7 +138,7 @@ _NAME = _matching(NAME, "letters, digits, `.`, `_` and `-`, at most 96, the firs
 FIELDS: Mapping[str, Reader] = MappingProxyType(
     {
         "name": _NAME,
-        "weight": _weight,
+        "weight": _number(LEAST_WEIGHT, MOST_WEIGHT),
         "priority": _priority,
         "models": _rights,
         "publishes": _rights,
@@ -156,7 +147,7 @@ FIELDS: Mapping[str, Reader] = MappingProxyType(
         "max_tokens": _or_none(_count),
         "cors_origins": _several(_matching(ORIGIN, "origins like https://app.example.org, or *")),
         "cache_group": _or_none(_NAME),
-        "log_texts": _share,
+        "log_texts": _number(0, 1),
         "resumes": _switch,
     }
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class Directory:
     pepper:  under which digests were made
     version: grows with every change of what is kept
     origins: pages of these may call with some tenant's key
-    published: adapters, as they were then or later
+    published: adapters, as they were then or later; None where nothing was heard of them
     """
 
     def __init__(
@@ -84,12 +85,16 @@ class Directory:
         *,
         pepper: bytes,
         version: int = 0,
-        published: AdapterSet = NOTHING_PUBLISHED,
+        published: AdapterSet | None = NOTHING_PUBLISHED,
     ) -> None:
         self.version = version
         self.published = published
         self.tenants = {tenant.name: tenant for tenant in tenants}
-        self._keys = {key.digest: (key, _bearer(key, self.tenants)) for key in keys if key.tenant in self.tenants}
+        self._keys = {
+            key.digest: (key, Identity(tenant=self.tenants[key.tenant], key_id=key.id, scopes=key.scopes))
+            for key in keys
+            if key.tenant in self.tenants
+        }
         self._by_id = {key.id: key for key, _ in self._keys.values()}
         self._pepper = pepper
         self.origins = frozenset(origin for tenant in self.tenants.values() for origin in tenant.cors_origins)
@@ -117,13 +122,12 @@ class Directory:
         return made
 
     def is_good(self, key_id: str, now: float) -> bool:
-        """Return whether the key of this id still opens the door. now: Unix seconds"""
+        """Return whether the key of this id still opens the door (Unix seconds); who heard nothing shuts none out."""
         key = self._by_id.get(key_id)
-        return key is not None and key.is_valid(now)
+        return self is NOTHING_HEARD or (key is not None and key.is_valid(now))
 
 
-def _bearer(key: Key, tenants: Mapping[str, Tenant]) -> Identity:
-    return Identity(tenant=tenants[key.tenant], key_id=key.id, scopes=key.scopes)
+NOTHING_HEARD = Directory((), (), pepper=b"", version=-1, published=None)
 
 
 class KeyCache:
@@ -136,26 +140,8 @@ class KeyCache:
 
     def __init__(self, *, grace_s: float) -> None:
         self.grace_s = grace_s
-        self._directory: Directory | None = None
-        self._heard_at = 0.0
-
-    @property
-    def version(self) -> int:
-        """Of what is held; -1 where nothing is."""
-        return -1 if self._directory is None else self._directory.version
-
-    def tenant(self, name: str) -> Tenant | None:
-        """Return the tenant of that name, as heard of last; None where there is none."""
-        return None if self._directory is None else self._directory.tenants.get(name)
-
-    @property
-    def origins(self) -> frozenset[str]:
-        return frozenset() if self._directory is None else self._directory.origins
-
-    @property
-    def published(self) -> AdapterSet | None:
-        """Published adapters, as heard of last; None where nothing was."""
-        return None if self._directory is None else self._directory.published
+        self.directory = NOTHING_HEARD
+        self._heard_at = -math.inf
 
     def hear(self, directory: Directory | None, heard_at: float) -> None:
         """directory: None says that what is held is what there is
@@ -165,23 +151,15 @@ class KeyCache:
         if heard_at < self._heard_at:
             return
         if directory is not None:
-            self._directory = directory
+            self.directory = directory
         self._heard_at = heard_at
-
-    def age_s(self, at: float) -> float:
-        """Since anything was heard; seconds."""
-        return at - self._heard_at
-
-    def is_good(self, key_id: str, *, now: float) -> bool:
-        """As `Directory.is_good`, by what was heard last, however long ago."""
-        return self._directory is None or self._directory.is_good(key_id, now)
 
     def identify(self, presented: str | None, *, now: float, at: float) -> Identity:
         """now: Unix seconds. Raises Unauthenticated; Unavailable where nothing was heard for too long."""
-        if self._directory is None or self.age_s(at) > self.grace_s:
+        if at - self._heard_at > self.grace_s:
             message = "The service cannot tell whose keys are good at the moment; retry."
             raise Unavailable(message, None, {"retry_after_s": RETRY_S})
-        return self._directory.identify(presented, now)
+        return self.directory.identify(presented, now)
 
 
 def read_pepper(file: Path, environment: str | None) -> bytes:

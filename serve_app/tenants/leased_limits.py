@@ -7,7 +7,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Mapping
 
-from serve_app.core.tenants import BUDGETS, RATES, SETTLED, Amounts, Lease, Meter, Statement
+from serve_app.core.tenants import BUDGETS, GAUGES, RATES, SETTLED, Amounts, Lease, Meter, Statement
 from serve_app.tenants.lending import MINUTE_S
 
 SHARE = 8
@@ -39,7 +39,7 @@ class LeasedLimits:
     def is_idle(self) -> bool:
         """Whether there is nothing in it that another router could use, nothing in use, and nothing in demand."""
         held = any(granted > self._used[meter] for meter, granted in self._granted.items())
-        return not (held or self._demand) and not any(self._used[meter] for meter in self._granted if meter.is_gauge)
+        return not (held or self._demand) and not any(self._used[meter] for meter in self._granted if meter in GAUGES)
 
     def is_valid(self, now: float) -> bool:
         """Whether what is in it may still be used."""

@@ -28,7 +28,6 @@ from serve_app.core.ledger import (
     Row,
     UsageLine,
     UsageQuestion,
-    as_csv,
 )
 from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
@@ -457,11 +456,3 @@ def _is_day(text: str) -> bool:
         return DAY.fullmatch(text) is not None and bool(date.fromisoformat(text))
     except ValueError:
         return False
-
-
-def csv_of(answer: Mapping[str, object]) -> str:
-    """Return what the admin service answered of usage as comma-separated values."""
-    columns, data = answer["columns"], answer["data"]
-    assert isinstance(columns, dict)
-    assert isinstance(data, list)
-    return as_csv(columns, data)

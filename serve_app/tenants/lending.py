@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from serve_app.core.tenants import GAUGES, Amounts, Lease, Limits, Meter, Statement, bounds_of
+from serve_app.core.tenants import BUDGETS, GAUGES, Amounts, Lease, Limits, Meter, Statement, bounds_of
 
 LEASE_S = 5.0
 """A router that was not heard of for so long is taken for gone, and itself refuses by then."""
@@ -32,10 +32,6 @@ GAUGE_WAIT_S = 1.0
 """When a place in flight becomes free nobody knows; so long is worth waiting."""
 MAX_PERIODS = 8
 """Of one budget, those counted last: more than a clock that is set to and fro goes through."""
-
-
-def nothing_spent(tenant: str, period: str) -> int:
-    return 0
 
 
 @dataclass(slots=True)
@@ -86,7 +82,7 @@ class Lending:
         *,
         clock: Callable[[], float],
         wall: Callable[[], float],
-        spent_of: SpentOf = nothing_spent,
+        spent_of: SpentOf = lambda tenant, period: 0,
         lease_s: float = LEASE_S,
     ) -> None:
         self._limits_of = limits_of
@@ -102,7 +98,7 @@ class Lending:
 
     def unread(self, tenant: str) -> list[Period]:
         """Its budgets of which only the ledger knows what was spent, by now."""
-        return [each for name, _ in self._bounds(tenant) if name.is_budget for each in self._unread(tenant, name)]
+        return [each for name, _ in self._bounds(tenant) if name in BUDGETS for each in self._unread(tenant, name)]
 
     def tell(self, tenant: str, period: Period, spent: int) -> None:
         """What the ledger says of what was unread; where more is known by now, that counts."""
@@ -130,7 +126,7 @@ class Lending:
             for meter, bound in self._bounds(statement.tenant)
         }
         known.pending = {
-            meter: granted - (0 if meter.is_gauge else statement.used.get(meter, 0) - statement.reserved.get(meter, 0))
+            meter: granted - (0 if meter in GAUGES else statement.used.get(meter, 0) - statement.reserved.get(meter, 0))
             for meter, granted in known.granted.items()
         }
         others = [loan for who, loan in self._by_tenant[statement.tenant].items() if who != router_id]
@@ -154,7 +150,7 @@ class Lending:
         if loan is None:
             loan = self._lapsed.pop(key, None) or _Loan(0.0)
             loan.granted = {
-                name: amount if name.is_budget else used.get(name, 0) for name, amount in loan.granted.items()
+                name: amount if name in BUDGETS else used.get(name, 0) for name, amount in loan.granted.items()
             }
         self._loans[key] = self._by_tenant.setdefault(key[1], {})[key[0]] = loan
         return loan
@@ -183,7 +179,7 @@ class Lending:
             wanted -= statement.spare.get(name, 0)
         if name not in loan.granted:  # what the router took was before; what is in flight and of this minute is there
             loan.granted[name] = used
-            meter.take(used if name.is_gauge else statement.recent.get(name, 0), now)
+            meter.take(used if name in GAUGES else statement.recent.get(name, 0), now)
         missing = used + wanted - loan.granted[name]
         if missing < 0:
             if isinstance(meter, Budget):
@@ -222,11 +218,11 @@ class Lending:
         return list(bounds_of(self._limits_of(tenant)).items())
 
     def _meter(self, tenant: str, name: Meter, bound: int) -> AnyMeter:
-        for period in self._unread(tenant, name) if name.is_budget else ():
+        for period in self._unread(tenant, name) if name in BUDGETS else ():
             self.tell(tenant, period, self._spent_of(tenant, period[1]))
         meter = self._meters.get((tenant, name))
         if meter is None:
-            meter = self._meters[tenant, name] = Gauge(bound) if name.is_gauge else Window(bound)
+            meter = self._meters[tenant, name] = Gauge(bound) if name in GAUGES else Window(bound)
         meter.limit = bound
         return meter
 
@@ -236,7 +232,7 @@ class Lending:
         return [] if isinstance(budget, Budget) and budget.knows(period) else [(name, period)]
 
     def _now(self, meter: Meter) -> float:
-        return self._wall() if meter.is_budget else self._clock()
+        return self._wall() if meter in BUDGETS else self._clock()
 
 
 class Window:

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from serve_app.core.tenants import Tenant
 from serve_app.tenants.errors import TenancyError
-from serve_app.tenants.keys import DEFAULT_PEPPER, make_pepper, read_pepper
+from serve_app.tenants.keys import DEFAULT_PEPPER, fingerprint_of, make_pepper, read_pepper
 from serve_app.tenants.store import TenantStore, engine_of, file_of
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def open_store(
         _make_private(file)
         logger.info("a new store of tenants begins: %s", file.resolve())
     store = TenantStore(url, is_made=begins or file is not None)
-    if environment is None and not store.has_pepper:
+    if environment is None and not store.pepper:
         make_pepper(pepper_file)
     pepper = read_pepper(pepper_file, environment)
     store.use_pepper(pepper)
@@ -169,10 +169,10 @@ def _read(url: str, seen: Inspection, pepper_file: Path, environment: str | None
 
 
 def _problem_of(store: TenantStore, pepper_file: Path, environment: str | None) -> str | None:
-    if not store.has_pepper:
+    if not store.pepper:
         return None
     try:
-        is_right = store.is_pepper(read_pepper(pepper_file, environment))
+        is_right = store.pepper == fingerprint_of(read_pepper(pepper_file, environment))
     except TenancyError as error:
         return str(error).rstrip(".")
     return None if is_right else "it is not the one that the keys of the store were made under"

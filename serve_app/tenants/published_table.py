@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sqlalchemy import Connection, delete, insert, inspect, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
@@ -20,9 +20,7 @@ KEPT = ("base", "name", "version", "path", "published_at", "by")
 
 
 def published_in(store: TenantStore) -> AdapterSet:
-    """Return the set as it is at one moment. A store that an earlier version made has none."""
-    if not inspect(store.engine).has_table(tables.published.name):
-        return AdapterSet()
+    """Return the set as it is at one moment."""
     with store.engine.connect() as connection:
         return _read(connection)
 
@@ -33,26 +31,20 @@ def change_published(store: TenantStore, change: Change) -> AdapterSet:
     Raises as `changed`, and StoreUnavailable where the database fails.
     """
     try:
-        for table in tables.OF_ADAPTERS:
-            table.create(store.engine, checkfirst=True)
-        return _changed(store, change)
+        with store.growing() as connection:
+            before = _read(connection)
+            after = changed(before, change)
+            if after is not before:
+                _write(connection, before, after, at=change.at)
+            if after is not before or (change.action == "hold" and not _is_told(connection, before, change)):
+                author = Author(name=change.actor or change.by, at=change.at)
+                said = {name: getattr(change, name) for name in ("version", "path", "share", "reason")}
+                told = {name: value for name, value in said.items() if value not in ("", None)}
+                details = {"adapter": change.address, "by": change.by, "revision": after.revision, **told}
+                note(connection, author, f"{change.action} adapter", change.address[: tables.MAX_NAME_CHARS], details)
+        return after
     except SQLAlchemyError as error:
         raise unavailable(error) from error
-
-
-def _changed(store: TenantStore, change: Change) -> AdapterSet:
-    with store.growing() as connection:
-        before = _read(connection)
-        after = changed(before, change)
-        if after is not before:
-            _write(connection, before, after, at=change.at)
-        if after is not before or (change.action == "hold" and not _is_told(connection, before, change)):
-            author = Author(name=change.actor or change.by, at=change.at)
-            said = {name: getattr(change, name) for name in ("version", "path", "share", "reason")}
-            told = {name: value for name, value in said.items() if value not in ("", None)}
-            details = {"adapter": change.address, "by": change.by, "revision": after.revision, **told}
-            note(connection, author, f"{change.action} adapter", change.address[: tables.MAX_NAME_CHARS], details)
-    return after
 
 
 def _is_told(connection: Connection, published: AdapterSet, change: Change) -> bool:
@@ -71,10 +63,9 @@ def _is_told(connection: Connection, published: AdapterSet, change: Change) -> b
 def _read(connection: Connection) -> AdapterSet:
     columns = tables.published.c
     rows = connection.execute(select(tables.published).order_by(columns.published_at, columns.base, columns.name)).all()
-    has_canaries = inspect(connection).has_table(tables.canaries.name)  # an earlier version made none
     canaries = {
         (row.base, row.name): Canary(version=row.version, path=row.path, share=row.share, since=row.since, by=row.by)
-        for row in (connection.execute(select(tables.canaries)) if has_canaries else ())
+        for row in connection.execute(select(tables.canaries))
     }
     adapters = tuple(
         PublishedAdapter(

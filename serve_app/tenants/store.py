@@ -101,15 +101,10 @@ class TenantStore:
             return fact(connection, "version")
 
     @property
-    def has_pepper(self) -> bool:
-        """Whether a pepper was used with it already."""
+    def pepper(self) -> int:
+        """The fingerprint of the one that keys are made under; 0 where none was used yet."""
         with self.engine.connect() as connection:
-            return fact(connection, "pepper") > 0
-
-    def is_pepper(self, pepper: bytes) -> bool:
-        """Whether keys are made under it; any is, where none was used yet."""
-        with self.engine.connect() as connection:
-            return fact(connection, "pepper") in (0, fingerprint_of(pepper))
+            return fact(connection, "pepper")
 
     def use_pepper(self, pepper: bytes) -> None:
         """Raises TenancyError where keys were made under another one, as none of them would open the door."""
@@ -160,14 +155,6 @@ class TenantStore:
         with self.engine.connect() as connection:
             return [Event(**row) for row in connection.execute(wanted).mappings()]
 
-    def add_tenant(self, tenant: Tenant, by: Author) -> None:
-        """Raises TenancyError where the name is taken."""
-        self.change_tenants(by, added=[tenant])
-
-    def remove_tenant(self, name: str, by: Author) -> None:
-        """With all of its keys. Raises NotThere."""
-        self.change_tenants(by, removed=[name])
-
     def change_tenant(self, name: str, change: Callable[[Tenant], Tenant], by: Author) -> Tenant:
         """Put what is made of a tenant in its place; nobody changes it meanwhile.
 
@@ -187,8 +174,9 @@ class TenantStore:
         removed: Sequence[str] = (),
         version: int | None = None,
     ) -> None:
-        """All of it, each with an event of its own, or nothing. Raises as what is done to one.
+        """All of it, each with an event of its own, or nothing. Raises TenancyError for a name that is taken, NotThere.
 
+        removed: with all of their keys
         version: that this was made for; of another nothing is changed. None is any
         """
         if not (added or changed or removed):

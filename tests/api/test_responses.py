@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.api.dialects import DIALECTS, ErrorShape, error_body, error_event_body, error_status
-from serve_app.api.listings import list_models, models_body
+from serve_app.api.listings import list_models
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.api.responses import (
     Choice,
@@ -21,7 +22,7 @@ from serve_app.api.responses import (
     usage_body,
     written_choice,
 )
-from serve_app.api.sse import DONE, comment, dump, error_event, event
+from serve_app.api.sse import DONE, comment, dump, event
 from serve_app.core.delta import FinishReason, TokenLogprob, TopLogprob, Usage
 from serve_app.core.errors import AdapterNotFound, ContextOverflow, InvalidRequest, ModelNotFound
 from serve_app.core.names import ModelRef, Part, mixed
@@ -161,7 +162,7 @@ def test_an_error_tells_status_code_and_facts():
             "n_ctx": 512,
         }
     }
-    assert error_event(error_event_body(ModelNotFound("no"))).startswith(b'data: {"error":{"message":"no"')
+    assert event(dump(error_event_body(ModelNotFound("no")))).startswith(b'data: {"error":{"message":"no"')
 
 
 def test_the_shape_and_the_status_of_an_error_are_its_dialects_own():
@@ -192,16 +193,15 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
     half = mixed("tiny", [Part(adapter="sql", version="sql-1", scale=0.5)])
     aliases = {"fast": ModelRef(base="tiny", adapter="sql", version="v1"), "gone": ModelRef(base="no"), "half": half}
     weights = {name: {target: 1.0} for name, target in aliases.items()}
-    body = models_body(list_models([card, model_card("big")], weights))
-    assert body["object"] == "list"
-    assert [(entry["id"], entry["parent"]) for entry in body["data"]] == [
+    listed = [asdict(entry) for entry in list_models([card, model_card("big")], weights)]
+    assert [(entry["id"], entry["parent"]) for entry in listed] == [
         ("big", None),
         ("tiny", None),
         ("tiny:sql", "tiny"),
         ("fast", "tiny:sql"),
         ("half", "tiny:sql*0.5"),
     ]
-    assert body["data"][1] == {
+    assert listed[1] == {
         "id": "tiny",
         "object": "model",
         "created": 1_700_000_000,
@@ -216,4 +216,4 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
         "lacks": (),
         "capabilities": ("completion",),
     }
-    assert body["data"][2]["version"] == "v1"
+    assert listed[2]["version"] == "v1"

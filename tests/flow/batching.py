@@ -105,8 +105,8 @@ class Node:
             self.fleet.put(each.card, each)
         quotas = Quotas(name, house.accounts, clock=house.clock)
         writer = LedgerWriter(house.accounts, self.fleet.counts)
-        self.accounting = Accounting(quotas, writer, house.accounts, wall=house.clock)
-        self.accounting.prices = PRICES
+        self.accounting = Accounting(quotas, writer, wall=house.clock)
+        self.accounting.prices = house.accounts.prices = PRICES
         self.router = Router(self.fleet, RouterConfig(run=RunSettings(max_pause_s=0.0)), accounting=self.accounting)
         settings = HttpSettings(max_file_bytes=1 << 20, max_files_bytes=1 << 21)
         files = BatchFiles(house.folder, clock=house.clock)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from serve_app.core.ledger import Counted, Price, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import Counted, Price, Prices, Row
 from serve_app.core.tenants import Identity, Lease, Limits, Statement, Tenant
 from serve_app.http.app import build_app
 from serve_app.http.guard import Door
@@ -43,9 +43,6 @@ class FakeAccounts:
     num_recorded: int = 0
     prices: Prices | None = None
 
-    def charge_by(self, prices: Prices) -> None:
-        self.prices = prices
-
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         return [self.lending.renew(router_id, each) for each in statements]
 
@@ -57,9 +54,6 @@ class FakeAccounts:
         self.num_recorded += self.store.record(rows, counted, 0.0, prices=self.prices)
         if luck < 0.4:
             raise ConnectionError("the answer was lost")
-
-    async def usage(self, question: UsageQuestion) -> Sequence[UsageLine]:
-        return self.store.usage(question)
 
 
 @dataclass(slots=True)
@@ -90,8 +84,8 @@ def house(accounts: FakeAccounts, backends: Sequence[FakeBackend], name: str = "
     fleet = Fleet(name)
     for backend in backends:
         fleet.put(backend.card, backend)
-    accounting = Accounting(Quotas(name, accounts), LedgerWriter(accounts, fleet.counts), accounts, wall=lambda: 0.0)
-    accounting.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
+    accounting = Accounting(Quotas(name, accounts), LedgerWriter(accounts, fleet.counts), wall=lambda: 0.0)
+    accounting.prices = accounts.prices = Prices(by_model={"tiny": Price(prompt=1.0, completion=2.0)})
     door = Door(identify=lambda key: Identity(tenant=TENANTS[key or ""], key_id=f"key of {key}"))
     router = Router(fleet, RouterConfig(run=RunSettings(max_pause_s=0.0)), accounting=accounting)
     app = build_app(router, door=door, replays=Replays(ReplaySettings(seconds=60)))

@@ -60,7 +60,6 @@ class House:
         self.accounting = Accounting(
             Quotas("router-0", accounts := FakeAccounts(self.admin_service.ledger, lending)),
             LedgerWriter(accounts, self.fleet.counts),
-            accounts,
         )
         self.backend = self.another("r0")
         door = Door(identify=lambda key: self.directory.identify(key, time.time()), administer=self.administer)

@@ -228,9 +228,10 @@ async def test_what_is_kept_of_a_tenant_is_bounded_in_number_and_bytes(asking: A
     assert asking.num_computed == 10
     await asking.post(BODY, key="0")
     assert asking.num_computed == 11
+    assert asking.replays._kept.num_bytes > 0
     for number in range(20, 30):
         await asking.post(BODY | {"max_tokens": 40, "n": 20}, key=str(number))
-        assert asking.replays.num_bytes("a") <= 10_000
+        assert asking.replays._kept.num_bytes <= 10_000
 
 
 async def test_what_is_kept_of_all_tenants_is_bounded_and_what_is_old_goes_whoever_asks() -> None:
@@ -244,12 +245,12 @@ async def test_what_is_kept_of_all_tenants_is_bounded_and_what_is_old_goes_whoev
 
     for number in range(20):
         answer(f"tenant-{number}")
-        assert replays.total_bytes <= 5000
-    assert [replays.num_bytes(f"tenant-{number}") for number in (14, 15, 19)] == [0, 1000, 1000]
+        assert replays._kept.num_bytes <= 5000
+    assert [replays._kept._bytes[f"tenant-{number}"] for number in (14, 15, 19)] == [0, 1000, 1000]
     running = replays.begin(claim_of("other", "tenant-15"))
     now = 60.0
     answer("another")
-    assert replays.total_bytes == replays.num_bytes("another") == 1000
+    assert replays._kept._bytes == {"another": 1000}
     assert replays.find(claim_of("other", "tenant-15")) is running
 
 

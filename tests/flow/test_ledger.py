@@ -150,7 +150,7 @@ async def test_a_client_that_leaves_pays_what_was_computed_and_gets_back_what_wa
     await slow.accounting.ledger_writer.flush()
     assert sums(accounts, tenant="acme")["completion_tokens"] == stepped.spent["acme"].completion_tokens
     await slow.accounting.quotas.renew()
-    rates = slow.accounting.rates(TENANTS["acme"])
+    rates = slow.accounting.quotas.rates(TENANTS["acme"])
     assert [rate.remaining for rate in rates.values()] == [99, 100_000 - 3 - completion]
     assert accounts.lending.free("acme")
     await slow.kill()
@@ -170,7 +170,7 @@ async def test_a_client_that_leaves_before_its_first_token_has_used_a_request_an
     await slow.accounting.ledger_writer.flush()
     assert sums(accounts, tenant="acme")["prompt_tokens"] == 0, "no row tells of what nobody knows"
     await slow.accounting.quotas.renew()
-    rates = slow.accounting.rates(TENANTS["acme"])
+    rates = slow.accounting.quotas.rates(TENANTS["acme"])
     assert [rate.remaining for rate in rates.values()] == [99, 100_000 - (5 + 8) - (100 + 8)]
     await slow.kill()
 
@@ -208,7 +208,7 @@ async def test_what_the_service_does_not_get_done_uses_up_no_limit(accounts: Fak
     assert isinstance(answer, httpx.Response)
     assert answer.status_code >= 500
     await slow.accounting.quotas.renew()
-    assert [rate.remaining for rate in slow.accounting.rates(TENANTS["acme"]).values()] == [100, 100_000]
+    assert [rate.remaining for rate in slow.accounting.quotas.rates(TENANTS["acme"]).values()] == [100, 100_000]
     await slow.kill()
 
 

@@ -9,8 +9,7 @@ import httpx
 import pyarrow.parquet
 import pytest
 
-from serve_app.core.ledger import Row
-from serve_app.tenants.ledger import csv_of
+from serve_app.core.ledger import Row, csv_of
 from serve_app.tenants.store import Author
 from tests.flow.test_admin import House, client, house  # noqa: F401
 

@@ -32,7 +32,7 @@ class Listener:
             "type": "http",
             "method": "GET",
             "headers": [(b"accept", accept)],
-            "state": {},
+            "state": {"admit_again": lambda: None},
             **scope,
         }
         self.task = asyncio.create_task(live(self.scope, self._receive, self.events.put))
@@ -155,7 +155,7 @@ async def test_a_listener_that_reads_nothing_is_given_up(router: Router) -> None
         "type": "http",
         "method": "GET",
         "headers": [(b"accept", b"text/event-stream")],
-        "state": {},
+        "state": {"admit_again": lambda: None},
     }
     await live(scope, stay, never_read)
     assert live.num_listeners == 0

@@ -120,7 +120,7 @@ def test_what_is_kept_is_bounded_of_a_tenant_and_of_all(clock: Clock) -> None:
         for number in range(10):
             claims.claim(claim(str(number), tenant), "a")
             claims.deliver(claim(str(number), tenant), "a", ANSWER)
-            assert claims.num_bytes <= 5 * SIZE
+            assert claims._kept.num_bytes <= 5 * SIZE
     assert [claims.claim(claim(str(number), "gamma"), "a") for number in (7, 8, 9)] == [ANSWER] * 3
     assert claims.claim(claim("0", "acme"), "a") is YOURS
 
@@ -197,7 +197,7 @@ def test_what_a_call_costs_does_not_grow_with_what_is_kept(clock: Clock, is_full
             claims.claim(each, "a")
             claims.deliver(each, "a", ANSWER)
             claims.claim(claim(f"still computed {number}"), "a")
-        assert claims.num_bytes == num_tenants * num_keys * SIZE
+        assert claims._kept.num_bytes == num_tenants * num_keys * SIZE
         costs.append(lines_run(claims, "new"))
     assert costs[0] == costs[1] > 10
 
@@ -208,4 +208,4 @@ def test_what_is_old_goes_of_whichever_tenant(clock: Clock) -> None:
         claims.deliver(claim(tenant=tenant), "a", ANSWER)
     clock.now = 60.0
     claims.deliver(claim("k2"), "a", ANSWER)
-    assert (claims.num_bytes, set(claims._kept.tenants)) == (SIZE, {"acme"})
+    assert (claims._kept.num_bytes, set(claims._kept._by_tenant)) == (SIZE, {"acme"})

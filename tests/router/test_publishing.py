@@ -136,7 +136,7 @@ async def test_an_adapter_is_staged_everywhere_before_it_means_anything(house: H
     house.backends[1].stage_refusal = InvalidRequest("its outputs overflow", "lora_path")
     with pytest.raises(InvalidRequest, match="its outputs overflow"):
         await house.publish()
-    assert house.publishing.revision == 0
+    assert house.publishing.known.revision == 0
     with pytest.raises((AdapterNotFound, InvalidRequest)):
         house.fleet.resolve("tiny:sql")
 
@@ -159,7 +159,7 @@ async def test_no_replica_is_no_place_to_publish(house: House) -> None:
         each.die(ConnectionError("gone"))
     with pytest.raises(ModelLoading):
         await house.publish()
-    assert house.publishing.revision == 0
+    assert house.publishing.known.revision == 0
 
 
 async def test_a_name_is_replaced_in_place_and_rolled_back(house: House) -> None:
@@ -275,7 +275,7 @@ async def test_a_replica_that_never_applies_is_told_to_the_publisher(tmp_path: P
     house.greet()
     with pytest.raises(Unavailable, match=r"tiny:sql is changed, but some replicas"):
         await house.publish()
-    assert made.revision == 1
+    assert made.known.revision == 1
     await fleet.close()
 
 
@@ -376,7 +376,7 @@ async def test_what_is_listed_is_what_is_served(house: House) -> None:
         None,
     )
     assert entry.previous is not None
-    assert house.publishing.revision == 2
+    assert house.publishing.known.revision == 2
 
 
 async def test_a_publisher_who_leaves_does_not_leave_half_of_it(house: House) -> None:
@@ -386,7 +386,7 @@ async def test_a_publisher_who_leaves_does_not_leave_half_of_it(house: House) ->
     await slow.entered.wait()
     task.cancel()
     slow.goes_on.set()
-    await until(lambda: house.publishing.revision == 1)
+    await until(lambda: house.publishing.known.revision == 1)
     await until(lambda: all(each.card.model.adapters_revision == 1 for each in house.backends))
 
 

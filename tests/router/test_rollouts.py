@@ -134,7 +134,7 @@ async def test_a_wider_share_keeps_those_who_had_the_canary(house: House, tried:
         return {user for user, each in lowered.items() if each.model.version == canary_of(tried)}
 
     before = with_canary()
-    await house.publishings[0].decide(tried, 0.5, "no worse")
+    await house.publishings[0].decide("widen", tried, 0.5, "no worse")
     await house.look()
     assert before < with_canary()
 
@@ -172,7 +172,7 @@ async def test_failures_of_the_service_roll_it_back_and_refusals_of_clients_do_n
 
 
 async def test_of_two_routers_that_widen_at_once_one_is_heard(house: House, tried: PublishedAdapter) -> None:
-    await asyncio.gather(*(each.decide(tried, 0.5, "no worse") for each in house.publishings))
+    await asyncio.gather(*(each.decide("widen", tried, 0.5, "no worse") for each in house.publishings))
     await house.look()
     for router in range(2):
         canary = house.meaning(router).canary
@@ -182,8 +182,8 @@ async def test_of_two_routers_that_widen_at_once_one_is_heard(house: House, trie
 
 
 async def test_a_rollback_by_one_router_is_final_for_the_other(house: House, tried: PublishedAdapter) -> None:
-    await house.publishings[0].decide(tried, None, "it fails")
-    await house.publishings[1].decide(tried, 0.5, "no worse")
+    await house.publishings[0].decide("roll back", tried, None, "it fails")
+    await house.publishings[1].decide("widen", tried, 0.5, "no worse")
     await house.look()
     assert [house.meaning(router).canary for router in range(2)] == [None, None]
     assert house.meaning().version == tried.version
@@ -195,7 +195,7 @@ async def test_each_router_counts_its_own_requests_anew_at_each_share(house: Hou
         house.observe(tried.version, router=1)
     assert counted(house, router=1) == SETTINGS.requests - 1
     assert counted(house, router=0) == 0
-    await house.publishings[0].decide(tried, 0.5, "no worse")
+    await house.publishings[0].decide("widen", tried, 0.5, "no worse")
     await house.look()
     assert counted(house, router=1) == 0
 
@@ -203,7 +203,7 @@ async def test_each_router_counts_its_own_requests_anew_at_each_share(house: Hou
 async def test_a_verdict_about_an_adapter_that_was_withdrawn_is_refused(house: House, tried: PublishedAdapter) -> None:
     await house.publishings[0].withdraw(NAME, OPERATOR)
     with pytest.raises(ServeError):
-        await house.publishings[0].decide(tried, None, "it fails")
+        await house.publishings[0].decide("roll back", tried, None, "it fails")
 
 
 async def test_an_adapter_without_a_canary_is_not_counted(house: House) -> None:

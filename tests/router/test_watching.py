@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -295,7 +295,7 @@ async def test_what_is_no_adapter_is_told_with_the_way_out(watched: Watched) -> 
     assert watched.published == {}
     refused = {name: reason for (_, name), reason in watched.publishing.refused.items()}
     assert refused.keys() == {"pickled", "of mixes", "circle", r"\udcff\n"}
-    assert json.loads(json.dumps([each.body() for each in watched.publishing.listed()], ensure_ascii=False).encode())
+    assert json.loads(json.dumps([asdict(each) for each in watched.publishing.listed()], ensure_ascii=False).encode())
     assert "a pickle" in refused["pickled"]
     assert "is not allowed" in refused["of mixes"]
     shutil.rmtree(folder)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serve_app.core.tenants import NANO, Amount, Limits, Meter, Statement, bounds_of
+from serve_app.core.tenants import BUDGETS, GAUGES, NANO, Amount, Limits, Meter, Statement, bounds_of
 from serve_app.tenants.leased_limits import SHARE, LeasedLimits
 from serve_app.tenants.lending import KEPT_S, LEASE_S, Lending
 
@@ -60,7 +60,7 @@ class FakeRouter:
     def end(self, place: int, share: float) -> dict[Meter, int]:
         """Returns what was spent of it."""
         reserved = self.open.pop(place)
-        spent = {meter: 0 if meter.is_gauge else int(amount * share) for meter, amount in reserved.items()}
+        spent = {meter: 0 if meter in GAUGES else int(amount * share) for meter, amount in reserved.items()}
         self.leased.settle(reserved, {meter: amount - spent[meter] for meter, amount in reserved.items()})
         return spent
 
@@ -96,10 +96,10 @@ def test_two_routers_never_exceed_a_limit_by_more_than_a_lease(seed: int, cuts: 
                 router.renew()
         in_use = {each.name: sum((Counter(need) for need in each.open), Counter[Meter]()) for each in routers}
         for meter, bound in BOUNDS.items():
-            if meter.is_gauge:  # what a router in use has that is gone is lent again
+            if meter in GAUGES:  # what a router in use has that is gone is lent again
                 of_others = sorted(each[meter] for each in in_use.values())[:1] if was_cut else [0]
                 assert sum(each[meter] for each in in_use.values()) <= bound + sum(of_others) + LEASES[meter] * was_cut
-            elif meter.is_budget:
+            elif meter in BUDGETS:
                 assert sum(amount for _, amount in used[meter]) <= bound
             else:
                 assert sum(amount for at, amount in used[meter] if clock.now - 60 < at) <= bound + LEASES[meter]

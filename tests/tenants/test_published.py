@@ -18,6 +18,7 @@ from serve_app.core.adapters import AdapterSet, Canary, PublishedAdapter
 from serve_app.core.errors import AdapterNotFound, InvalidRequest
 from serve_app.tenants import published, tables
 from serve_app.tenants.errors import StoreUnavailable
+from serve_app.tenants.ledger import LedgerStore
 from serve_app.tenants.published import Change, PublishedFile, changed
 from serve_app.tenants.published_table import change_published, published_in
 from serve_app.tenants.store import TenantStore
@@ -259,16 +260,6 @@ def test_the_events_of_a_canary_have_its_share_and_the_reason(url: str) -> None:
     store.close()
 
 
-def test_a_store_without_canaries_is_read_and_gets_their_table_with_the_first_change(url: str) -> None:
-    old = TenantStore(url)
-    expected = change_published(old, publishing("v1"))
-    tables.canaries.drop(old.engine)
-    assert published_in(old) == expected
-    tried = change_published(old, publishing("v2", share=0.05))
-    assert published_in(old) == tried
-    old.close()
-
-
 def test_a_file_without_canaries_is_one_that_earlier_versions_read(tmp_path: Path) -> None:
     file = PublishedFile(tmp_path / "adapters.json")
     expected = file.change(publishing("v1"))
@@ -293,9 +284,11 @@ def test_a_canary_that_is_held_stays_and_of_several_routers_one_event_tells_it_f
     store.close()
 
 
-def test_a_store_that_an_earlier_version_made_gets_its_table_with_the_first_change(url: str) -> None:
+def test_a_store_that_an_earlier_version_made_gets_its_tables_when_the_ledger_is_opened(url: str) -> None:
     old = TenantStore(url)
-    tables.published.drop(old.engine)
+    for table in tables.OF_ADAPTERS:
+        table.drop(old.engine)
+    LedgerStore(old.engine)
     assert published_in(old) == AdapterSet()
     assert change_published(old, publishing("v1")).revision == 1
     old.close()

@@ -48,21 +48,21 @@ Ask = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def ask(store: TenantStore) -> Ask:
-    store.add_tenant(ACME, by(0.0))
+    store.change_tenants(by(0.0), added=[ACME])
     admin_service = AdminService(store, PEPPER)
     return lambda service, at, **arguments: admin_service.answer(service, arguments, by(at))
 
 
 def test_a_tenant_comes_back_as_it_was_kept(store: TenantStore) -> None:
-    store.add_tenant(ACME, by(0.0))
-    store.add_tenant(Tenant(name="beta"), by(0.0))
+    store.change_tenants(by(0.0), added=[ACME])
+    store.change_tenants(by(0.0), added=[Tenant(name="beta")])
     assert store.tenants() == [ACME, Tenant(name="beta")]
 
 
 def test_another_process_sees_what_was_kept(store: TenantStore, url: str) -> None:
     other = TenantStore(url)
     before = other.version
-    store.add_tenant(ACME, by(0.0))
+    store.change_tenants(by(0.0), added=[ACME])
     assert other.tenants() == [ACME]
     assert other.version > before
     other.close()
@@ -75,23 +75,23 @@ def test_every_change_makes_the_version_grow_and_a_refused_one_does_not(store: T
         lambda: ask("rotate_key", 1.0, id=store.keys()[0].id, overlap_s=5.0),
         lambda: ask("revoke_key", 2.0, id=store.keys()[0].id),
         lambda: store.change_tenants(by(0.0), changed=[Tenant(name="acme", max_n=2)]),
-        lambda: store.remove_tenant("acme", by(0.0)),
+        lambda: store.change_tenants(by(0.0), removed=["acme"]),
     ]
     for change in changes:
         change()
         versions.append(store.version)
     assert versions == sorted(set(versions))
     with pytest.raises(TenancyError):
-        store.remove_tenant("acme", by(0.0))
+        store.change_tenants(by(0.0), removed=["acme"])
     assert store.version == versions[-1]
 
 
 def test_a_name_is_taken_once_and_what_is_not_there_is_named(store: TenantStore, ask: Ask) -> None:
     with pytest.raises(TenancyError, match="There is a tenant 'acme' already"):
-        store.add_tenant(Tenant(name="acme"), by(0.0))
+        store.change_tenants(by(0.0), added=[Tenant(name="acme")])
     for change in (
         lambda: store.change_tenants(by(0.0), changed=[Tenant(name="nobody")]),
-        lambda: store.remove_tenant("nobody", by(0.0)),
+        lambda: store.change_tenants(by(0.0), removed=["nobody"]),
     ):
         with pytest.raises(TenancyError, match="There is no tenant 'nobody'"):
             change()
@@ -130,10 +130,10 @@ def test_a_tenant_under_the_name_of_a_removed_one_is_another(store: TenantStore,
 
     first = own()
     store.change_tenants(by(1.0), changed=[replace(ACME, max_n=2)])
-    store.add_tenant(Tenant(name="beta"), by(1.0))
+    store.change_tenants(by(1.0), added=[Tenant(name="beta")])
     assert own() == first
-    store.remove_tenant("acme", by(2.0))
-    store.add_tenant(ACME, by(3.0))
+    store.change_tenants(by(2.0), removed=["acme"])
+    store.change_tenants(by(3.0), added=[ACME])
     assert len({first, own(), store.directory(PEPPER).tenants["beta"].own}) == 3
 
 
@@ -193,17 +193,17 @@ def test_of_rotations_without_overlap_that_come_at_once_one_is_made(
 def test_a_difference_that_cannot_be_made_any_more_leaves_nothing_half_done(
     store: TenantStore, ask: Ask, conflict: str
 ) -> None:
-    store.add_tenant(Tenant(name="old"), by(0.0))
+    store.change_tenants(by(0.0), added=[Tenant(name="old")])
     added, changed, version = [Tenant(name="new"), Tenant(name="newer")], [replace(ACME, weight=2)], store.version
     match conflict:
         case "added":
-            store.add_tenant(Tenant(name="newer"), by(1.0))
+            store.change_tenants(by(1.0), added=[Tenant(name="newer")])
         case "changed":
-            store.remove_tenant("acme", by(1.0))
+            store.change_tenants(by(1.0), removed=["acme"])
         case "elsewhere":
             store.change_tenants(by(1.0), changed=[replace(ACME, max_n=9)])
         case _:
-            store.remove_tenant("old", by(1.0))
+            store.change_tenants(by(1.0), removed=["old"])
     before = store.tenants(), store.events(), store.version
     with pytest.raises(TenancyError):
         store.change_tenants(by(2.0), added=added, changed=changed, removed=["old"], version=version)
@@ -211,7 +211,7 @@ def test_a_difference_that_cannot_be_made_any_more_leaves_nothing_half_done(
 
 
 def test_a_difference_is_made_at_once_with_an_event_for_each(store: TenantStore, ask: Ask) -> None:
-    store.add_tenant(Tenant(name="old"), by(0.0))
+    store.change_tenants(by(0.0), added=[Tenant(name="old")])
     version = store.version
     declared = [{"name": "acme", "weight": 2}, {"name": "new"}]
     ask("apply_tenants", 2.0, tenants=declared)
@@ -223,7 +223,7 @@ def test_a_difference_is_made_at_once_with_an_event_for_each(store: TenantStore,
 
 def test_a_tenant_takes_its_keys_with_it(store: TenantStore, ask: Ask) -> None:
     ask("create_key", 0.0, tenant="acme")
-    store.remove_tenant("acme", by(0.0))
+    store.change_tenants(by(0.0), removed=["acme"])
     assert store.keys() == []
 
 
@@ -236,7 +236,7 @@ def test_a_store_of_another_schema_is_refused(store: TenantStore, url: str) -> N
 
 @pytest.mark.parametrize("table", ["UPDATE events SET actor = 'nobody'", "DELETE FROM events"])
 def test_the_database_lets_nobody_change_an_event(store: TenantStore, table: str) -> None:
-    store.add_tenant(ACME, by(0.0))
+    store.change_tenants(by(0.0), added=[ACME])
     before = store.events()
     with pytest.raises(SQLAlchemyError, match="events are only added"), store.engine.begin() as connection:
         connection.exec_driver_sql(table)
@@ -245,7 +245,7 @@ def test_the_database_lets_nobody_change_an_event(store: TenantStore, table: str
 
 @on_postgresql
 def test_events_are_not_emptied_out_either(store: TenantStore) -> None:
-    store.add_tenant(ACME, by(0.0))
+    store.change_tenants(by(0.0), added=[ACME])
     with pytest.raises(SQLAlchemyError, match="events are only added"), store.engine.begin() as connection:
         connection.exec_driver_sql("TRUNCATE events")
     assert len(store.events()) == 1
@@ -253,7 +253,7 @@ def test_events_are_not_emptied_out_either(store: TenantStore) -> None:
 
 @on_postgresql
 def test_a_database_that_was_started_anew_is_used_again(store: TenantStore, url: str, postgresql: Server) -> None:
-    store.add_tenant(ACME, by(0.0))
+    store.change_tenants(by(0.0), added=[ACME])
     postgresql.drop_connections(url)
     assert store.tenants() == [ACME]
 
@@ -261,7 +261,7 @@ def test_a_database_that_was_started_anew_is_used_again(store: TenantStore, url:
 def test_stores_that_begin_at_once_are_one(url: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         stores = list(pool.map(lambda _: TenantStore(url), range(6)))
-    stores[0].add_tenant(ACME, by(0.0))
+    stores[0].change_tenants(by(0.0), added=[ACME])
     assert [each.tenants() for each in stores] == [[ACME]] * 6
     assert {each.version for each in stores} == {2}
     for each in stores:
