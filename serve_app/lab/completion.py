@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import pandas
 
+from serve_app.cli.screen import common_length
 from serve_app.lab import markup
 from serve_app.lab.markup import Token
 
@@ -169,9 +170,3 @@ class Comparison:
 
     def _places(self) -> list[tuple[int, int]]:
         return [(prompt, sample) for prompt in range(len(self.prompts)) for sample in range(self.num_samples)]
-
-
-def common_length(texts: Sequence[str]) -> int:
-    """Characters at the beginning that all texts have alike."""
-    length = min((len(text) for text in texts), default=0)
-    return next((at for at in range(length) if len({text[at] for text in texts}) > 1), length)
