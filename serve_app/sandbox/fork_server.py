@@ -36,11 +36,6 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The running process; None before the first child and after `close`."""
-        return self._process
-
     def open(self) -> Connection:
         """Return a connection to a fresh child. Raises EngineFailed."""
         for _ in range(2):

@@ -14,7 +14,7 @@ from typing import Any
 import jinja2
 
 from serve_app.sandbox.child import bound_memory, bound_time, send_pid
-from serve_app.templates.environment import Marks, compiled, environment, variables_of
+from serve_app.templates.environment import Marks, compiled, environment
 from serve_app.templates.messages import (
     Members,
     Shown,
@@ -193,7 +193,7 @@ class Template:
         if continues_last:
             members = self._with_end(members)
         pieces, num_chars = [], 0
-        for piece in template.generate(variables_of(members, tokens)):
+        for piece in template.generate({**tokens, "tools": None, "documents": None, **members}):
             pieces.append(piece)
             num_chars += len(piece)
             if num_chars > self._work.limits.max_chars:

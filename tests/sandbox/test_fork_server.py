@@ -16,7 +16,7 @@ def server() -> Iterator[ForkServer]:
     server = ForkServer(prepare, "!", doing="shouts")
     yield server
     server.close()
-    assert server.process is None
+    assert server._process is None
 
 
 def asked(server: ForkServer, text: str, *, slow_after_s: float = 10) -> tuple[int, str, bool]:
@@ -48,12 +48,12 @@ def test_what_takes_longer_than_a_moment_gives_way(server: ForkServer) -> None:
 
 def test_a_process_that_was_lost_is_begun_again(server: ForkServer) -> None:
     asked(server, "a")
-    lost = server.process
+    lost = server._process
     assert lost is not None
     lost.kill()
     lost.wait()
     assert asked(server, "b")[1] == "B!"
-    assert server.process is not lost
+    assert server._process is not lost
 
 
 def test_what_lies_in_the_working_directory_is_not_taken_for_a_library(
