@@ -24,7 +24,7 @@ import pandas
 
 from serve_app.cli.screen import DEFAULT_URL, KEY_VARIABLES, URL_VARIABLE
 from serve_app.lab import evaluation, markup
-from serve_app.lab.completion import Comparison, Completion, Completions
+from serve_app.lab.completion import Comparison, Completion, Completions, Reading, joined
 from serve_app.lab.errors import ServiceError
 from serve_app.lab.grid import (
     NOT_PARAMETERS,
@@ -41,7 +41,6 @@ from serve_app.lab.grid import (
     summary_of,
 )
 from serve_app.lab.live import live, replicas, series
-from serve_app.lab.reading import Reading, joined
 from serve_app.lab.wire import MAX_PROMPTS, Message, Request, Wire, chat_request, completion_requests, is_chat
 
 NO_KEY = "none"

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import openai
 
 from serve_app.cli.client import DIALECT_HEADER, END, PAUSES_S
+from serve_app.lab.completion import Asked, prompts_of, shown_prompt
 from serve_app.lab.errors import translated
-from serve_app.lab.reading import Asked, prompts_of, shown_prompt
 
 Route = Literal["completions", "chat"]
 TIMEOUT_S = 600.0
