@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from serve_app.cli.address import EVERY_INTERFACE, args_of, read_cluster_file
-from serve_app.cli.doctor.facts import Verdict, error, exit_code_of, note, warning
+from serve_app.cli.doctor.gathering import Verdict, error, exit_code_of, note, warning
 from serve_app.cli.doctor.nodes import FAULT_TOLERANCE, Node, Question, connect, look
 from serve_app.cli.doctor.report import told
 from serve_app.cli.screen import answer
