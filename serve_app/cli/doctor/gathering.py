@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from serve_app.api.paths import OPEN, AdminPath
 from serve_app.api.paths import Path as Route
 from serve_app.check.document import Severity
-from serve_app.cli.address import address_of, args_of, read_cluster_file
+from serve_app.cli.address import address_of, read_cluster_file, store_of
 from serve_app.cli.client import check_url
 from serve_app.cli.processes import (
     Process,
@@ -31,7 +31,7 @@ from serve_app.cli.processes import (
 )
 from serve_app.core.machine import is_loopback
 from serve_app.core.tenants import Tenant
-from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.keys import VARIABLE
 from serve_app.tenants.opening import Inspection, inspect_store
 
 RAYS_DASHBOARD = ("dashboard", "Dashboard")
@@ -253,12 +253,10 @@ def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
 
 
 def _store(content: Mapping[str, Any], environment: Mapping[str, str]) -> Inspection | None:
-    for args in args_of(content):
-        if args.get("store"):
-            pepper = Path(str(args.get("pepper") or DEFAULT_PEPPER))
-            secret = environment.get(VARIABLE, os.environ.get(VARIABLE))
-            return inspect_store(str(args["store"]), pepper_file=pepper, environment=secret)
-    return None
+    if (found := store_of(content)) is None:
+        return None
+    secret = environment.get(VARIABLE, os.environ.get(VARIABLE))
+    return inspect_store(found[0], pepper_file=found[1], environment=secret)
 
 
 def _token(environment: Mapping[str, str]) -> SecretFile | None:
