@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.sandbox.fork_server import SLOW_NICENESS, ForkServer, await_answer
+from serve_app.sandbox.fork_server import SLOW_NICENESS, ForkServer
 from tests.sandbox.shouting import prepare
 
 
@@ -21,11 +21,11 @@ def server() -> Iterator[ForkServer]:
 
 def asked(server: ForkServer, text: str, *, slow_after_s: float = 10) -> tuple[int, str, bool]:
     """Which child answered, what, and whether it was lowered in priority."""
-    with server.open() as connection:
-        process_id = int(connection.recv_bytes())
-        connection.send_bytes(text.encode())
-        answer, is_slow = await_answer(connection, process_id, slow_after_s=slow_after_s, wall_s=10)
-        return process_id, answer.decode(), is_slow
+    child = server.open()
+    with child.connection:
+        assert child.take(text.encode())
+        answer = child.answer(slow_after_s=slow_after_s, wall_s=10)
+        return child.process_id, answer["answer"], child.is_slow
 
 
 def test_each_piece_of_work_has_a_child_of_its_own(server: ForkServer) -> None:
