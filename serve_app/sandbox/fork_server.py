@@ -36,8 +36,9 @@ class Child:
     is_slow: bool = False
 
     def take(self, job: bytes) -> bool:
-        """Return whether the child has taken the job, after its process has begun; else the connection is closed, and
-        nothing of the job was looked at.
+        """Return whether the child has taken the job; else nothing of that was looked at, and the connection is closed.
+
+        Blocks until its process has begun.
         """
         try:
             self.process_id = int(self.connection.recv_bytes())
