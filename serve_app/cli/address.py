@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from serve_app.tenants.keys import DEFAULT_PEPPER
+
 EVERY_INTERFACE = {str(ipaddress.IPv4Address(0)): "127.0.0.1", str(ipaddress.IPv6Address(0)): "::1"}
 """Loopback by what a file binds to every interface."""
 CONNECT_TIMEOUT_S = 1.0
@@ -65,6 +67,14 @@ def args_of(content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         args = each.get("args") if isinstance(each, dict) else None
         if isinstance(args, dict):
             yield args
+
+
+def store_of(content: Mapping[str, Any]) -> tuple[str, Path] | None:
+    """Return the URL of the store of tenants that a cluster file names, and its pepper's file; None without one."""
+    for args in args_of(content):
+        if args.get("store"):
+            return str(args["store"]), Path(str(args.get("pepper") or DEFAULT_PEPPER))
+    return None
 
 
 def _is_ipv6(host: str) -> bool:

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from serve_app.cli.complete import common_length
 from serve_app.cli.offering import URL, AsJson, Key, Url, service
-from serve_app.cli.screen import CommandFailed, Exit, remark, say, say_json
+from serve_app.cli.screen import CommandFailed, Exit, common_length, remark, say, say_json
 
 ROUTE = "/v1/capsules/"
 FILE = "capsule.json"

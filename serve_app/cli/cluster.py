@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 PRIVATE = 0o077
@@ -32,7 +33,7 @@ DRAIN_S = 15.0
 FAREWELL_S = 6.0
 """For routers to tell their clients that it ends, and to be gone."""
 FAREWELL_POLL_S = 0.2
-INTERRUPT_AGAIN_S = 0.1
+HEARD_WITHIN_S = 0.2
 
 
 def main(address: str, file: str, port: int, events: int, parent: int, *, has_dashboard: bool) -> None:
@@ -49,6 +50,7 @@ def main(address: str, file: str, port: int, events: int, parent: int, *, has_da
     os.umask(PRIVATE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an image of a crashed process would hold prompts and the pepper
     import ray
+    from ray import serve
     from ray.serve.scripts import cli
 
     # never a cluster that happens to run already, as `serve run` would
@@ -57,8 +59,9 @@ def main(address: str, file: str, port: int, events: int, parent: int, *, has_da
         _refuse_what_serves()
     _start(file, port)
     threading.Thread(target=_tell, args=(events,), name="events", daemon=True).start()
-    say_farewell_first(_let_routers_go)
-    cli.main(args=["run", file])
+    deploy = partial(cli.main, ["run", "--non-blocking", file], standalone_mode=False)
+    hold_until_interrupted(deploy, _let_routers_go)
+    serve.shutdown()
 
 
 def _refuse_what_serves() -> None:
@@ -91,64 +94,20 @@ def _start(file: str, port: int) -> None:
     )
 
 
-def say_farewell_first(farewell: Callable[[], None]) -> None:
-    """Have the next SIGINT call this in a thread, and interrupt the main thread after it. A further SIGINT interrupts
-    at once.
+def hold_until_interrupted(begin: Callable[[], object], farewell: Callable[[], None]) -> None:
+    """Begin, and sleep until a SIGINT; then take leave. A second SIGINT breaks that off, and none after it is heard.
 
-    What ends then is interrupted no more. To be called in the main thread.
+    To be called in the main thread. It sleeps briefly, as a signal that another thread takes wakes nobody.
     """
-    Interruptions(farewell).await_them()
-
-
-class Interruptions:
-    """Of the main thread, by SIGINT.
-
-    One that comes just before that thread sleeps does not wake it, so its handler runs when the sleep is over. They are
-    therefore counted by what Python writes of signals at once, wherever they arrive, and the main thread is woken until
-    it is interrupted.
-    """
-
-    def __init__(self, farewell: Callable[[], None]) -> None:
-        self._farewell = farewell
-        self._main_thread = threading.get_ident()
-        self._is_time, self._interrupted = threading.Event(), threading.Event()
-        self._noted, self._note = os.pipe()
-        os.set_blocking(self._note, False)
-
-    def await_them(self) -> None:
-        signal.set_wakeup_fd(self._note, warn_on_full_buffer=False)
-        for each in (self._count, self._wake):
-            threading.Thread(target=each, name="interruptions", daemon=True).start()
-        signal.signal(signal.SIGINT, self._interrupt)
-
-    def _interrupt(self, number: int, frame: object) -> None:
-        if signal.set_wakeup_fd(self._note, warn_on_full_buffer=False) != self._note:  # somebody else was told of it
-            os.write(self._note, bytes([number]))
-        if self._is_time.is_set() and not self._interrupted.is_set():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._interrupted.set()
-            raise KeyboardInterrupt
-
-    def _count(self) -> None:
-        self._await_one()
-        threading.Thread(target=self._take_leave, name="farewell", daemon=True).start()
-        self._await_one()
-        self._is_time.set()
-
-    def _await_one(self) -> None:
-        while signal.SIGINT not in os.read(self._noted, 1):
-            pass
-
-    def _take_leave(self) -> None:
-        with suppress(Exception):
-            self._farewell()
-        self._is_time.set()
-
-    def _wake(self) -> None:
-        self._is_time.wait()
-        while not self._interrupted.is_set():
-            signal.pthread_kill(self._main_thread, signal.SIGINT)
-            self._interrupted.wait(INTERRUPT_AGAIN_S)
+    with suppress(KeyboardInterrupt):
+        try:
+            begin()
+            while True:
+                time.sleep(HEARD_WITHIN_S)
+        except KeyboardInterrupt:
+            with suppress(Exception):
+                farewell()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _let_routers_go() -> None:

@@ -13,6 +13,7 @@ from serve_app.cli.parameters import parameters_of
 from serve_app.cli.screen import (
     CommandFailed,
     Exit,
+    common_length,
     console,
     is_watched,
     remark,
@@ -143,12 +144,6 @@ def read_message(argument: str | None) -> str | None:
     if argument is None and sys.stdin.isatty():
         return None
     return sys.stdin.read().removesuffix("\n")
-
-
-def common_length(texts: Sequence[Sequence[object]]) -> int:
-    """Return how many characters, or tokens, all have alike at their beginning."""
-    shortest = min(texts, key=len)
-    return next((at for at, each in enumerate(shortest) if any(text[at] != each for text in texts)), len(shortest))
 
 
 def _show_compared(names: Sequence[str], texts: Sequence[str]) -> None:

@@ -159,6 +159,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int | N
     return made
 
 
+def common_length(texts: Sequence[Sequence[object]]) -> int:
+    """Return how many characters, or tokens, all have alike at their beginning."""
+    shortest = min(texts, key=len, default=())
+    return next((at for at, each in enumerate(shortest) if any(text[at] != each for text in texts)), len(shortest))
+
+
 def _written_out(character: str) -> str:
     return character.encode("unicode_escape").decode() if _is_hidden(character) else character
 

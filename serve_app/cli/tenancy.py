@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.check.document import UnreadableYaml, read_document
-from serve_app.cli.address import args_of, read_cluster_file
+from serve_app.cli.address import read_cluster_file, store_of
 from serve_app.cli.screen import CommandFailed, answer, remark
 from serve_app.cli.up import runs_of
 from serve_app.core.ledger import csv_of
 from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.errors import TenancyError
-from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.keys import VARIABLE
 from serve_app.tenants.opening import copy_store, open_store
 from serve_app.tenants.store import Author, TenantStore, engine_of, file_of
 
@@ -28,10 +28,10 @@ BEGINNING = frozenset({"add_tenant", "apply_tenants", "create_key", "create_admi
 
 def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_json: bool, as_csv: bool = False) -> int:
     """Carry out one service of the admin service on the store that the file names. Raises CommandFailed."""
-    url, pepper = store_of(file)
+    url, pepper = _store_of(file)
     by = Author(name=f"command line of {_who()}"[:MAX_ACTOR_CHARS], at=time.time())
     try:
-        store, secret = _opened(url, Path(pepper), file, begins=service in BEGINNING and not arguments.get("dry_run"))
+        store, secret = _opened(url, pepper, file, begins=service in BEGINNING and not arguments.get("dry_run"))
         try:
             found = AdminService(store, secret).answer(service, dict(arguments), by)
         finally:
@@ -44,7 +44,7 @@ def carry_out(service: str, arguments: Mapping[str, object], *, file: str, as_js
 
 def copy(target: str, *, file: str, as_json: bool) -> int:
     """Copy the store that the file names. Raises CommandFailed."""
-    url, pepper = store_of(file)
+    url, pepper = _store_of(file)
     try:
         copied = copy_store(url, Path(target))
     except TenancyError as error:
@@ -94,14 +94,12 @@ def _who() -> str:
         return f"user {os.getuid()}"
 
 
-def store_of(file: str) -> tuple[str, str]:
+def _store_of(file: str) -> tuple[str, Path]:
     """Return the store's URL and the pepper's file. Raises CommandFailed where the cluster file names no store."""
-    for args in args_of(read_cluster_file(Path(file))):
-        if args.get("store"):
-            return str(args["store"]), str(args.get("pepper") or DEFAULT_PEPPER)
-    raise CommandFailed(
-        f"{file} names no store: set `store: sqlite:///serve_app.db` in the args of its router's application."
-    )
+    if (found := store_of(read_cluster_file(Path(file)))) is None:
+        must = "set `store: sqlite:///serve_app.db` in the args of its router's application"
+        raise CommandFailed(f"{file} names no store: {must}.")
+    return found
 
 
 def _lines(service: str, answer: dict[str, Any]) -> list[str]:

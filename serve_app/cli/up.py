@@ -19,7 +19,7 @@ from tempfile import gettempdir
 from serve_app.api.paths import Path as Route
 from serve_app.check.document import Finding, Severity
 from serve_app.check.ray_environment import is_behind_haproxy
-from serve_app.cli.address import Address, address_of, args_of, read_cluster_file
+from serve_app.cli.address import Address, address_of, args_of, read_cluster_file, store_of
 from serve_app.cli.cluster import LOCAL
 from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
@@ -282,10 +282,10 @@ def is_healthy(address: Address) -> bool:
 
 def welcome(address: Address, file: Path) -> str:
     """Return what to try first, by hand and in a browser."""
-    args = list(args_of(read_cluster_file(file)))
-    name = next((each["name"] for each in args if "name" in each), "demo")
+    content = read_cluster_file(file)
+    name = next((each["name"] for each in args_of(content) if "name" in each), "demo")
     body = f'{{"model": "{name}", "prompt": "Once upon a time", "max_tokens": 48}}'
-    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if any(each.get("store") for each in args) else ""
+    key = f' -H "authorization: Bearer ${KEY_VARIABLE}"' if store_of(content) else ""
     return (
         f"\nReady on {address}. In a browser:\n\n  {address}{Route.CONSOLE}\n\nOr try:\n\n"
         f"  curl {address}/v1/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n\n"

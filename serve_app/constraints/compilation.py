@@ -29,7 +29,7 @@ from serve_app.constraints.structural_tag import (
 )
 from serve_app.constraints.vocabulary import Vocabulary
 from serve_app.core.request import ConstraintKind
-from serve_app.sandbox.child import Work, bound_memory, bound_time, send_pid
+from serve_app.sandbox.child import Work, bound_memory, bound_time, take_job
 
 MAX_REASON_CHARS = 300
 NUM_FOLLOWED = 32
@@ -282,8 +282,7 @@ def prepare(first: tuple[Vocabulary, ConstraintLimits]) -> Work:
     def take_one(connection: Connection) -> None:
         bound_time(cpu_s=limits.max_cpu_s, wall_s=limits.max_wall_s)
         bound_memory(limits.max_trial_bytes)
-        send_pid(connection)
-        job = json.loads(connection.recv_bytes())
+        job = json.loads(take_job(connection))
         bound_time(cpu_s=limits.max_cpu_s, wall_s=job["wall_s"])
         connection.send_bytes(json.dumps(_answer(job, tokenizer, vocabulary)).encode())
 

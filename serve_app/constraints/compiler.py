@@ -13,8 +13,7 @@ from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cached_property
-from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from llguidance import LLMatcher, LLTokenizer
 
@@ -24,7 +23,7 @@ from serve_app.constraints.vocabulary import Encode, Matcher, Vocabulary
 from serve_app.core.errors import EngineFailed, Overloaded
 from serve_app.core.request import Constraint, GenerationRequest
 from serve_app.core.shares import CacheEntry, next_to_evict
-from serve_app.sandbox.fork_server import ForkServer, await_answer
+from serve_app.sandbox.fork_server import ForkServer
 
 Key = tuple[str, bytes]
 """The salt of the tenants that may find it, and the digest of what was compiled."""
@@ -259,7 +258,7 @@ class Trials:
 
     def begin(self) -> None:
         """Begin the process, so that the first trial does not wait for it. Raises EngineFailed."""
-        self.server.open().close()
+        self.server.open().connection.close()
 
     def run(self, constraint: Constraint, *, max_wall_s: float | None = None) -> Grammar:
         """Try a constraint; block for `max_wall_s` at most (else that of the limits), and until the process began.
@@ -267,10 +266,14 @@ class Trials:
         Raises Refusal, EngineFailed.
         """
         wall_s = self._limits.max_wall_s if max_wall_s is None else max_wall_s
-        with self.server.open() as connection:
+        job = json.dumps({"kind": constraint.kind, "source": constraint.source, "wall_s": wall_s}).encode()
+        child = self.server.open()
+        with child.connection:
             started = time.monotonic()
+            if not child.take(job):
+                raise EngineFailed("The process that tries constraints ended before it began with this one.")
             try:
-                answer = self._ask(connection, constraint, wall_s)
+                answer = child.answer(slow_after_s=self._limits.slow_after_s, wall_s=wall_s)
             except (EOFError, OSError) as error:
                 seconds = time.monotonic() - started
                 raise self._ended(constraint, seconds, wall_s) from error
@@ -281,20 +284,6 @@ class Trials:
     def close(self) -> None:
         """End the process; trials that run end with it or by their own clocks."""
         self.server.close()
-
-    def _ask(self, connection: Connection, constraint: Constraint, wall_s: float) -> dict[str, Any]:
-        """Send a constraint to a child and return its answer. Raises EngineFailed if no child began, EOFError or
-        OSError if it was ended.
-        """
-        try:
-            process_id = int(connection.recv_bytes())  # after the process has begun
-        except (EOFError, OSError) as error:  # nothing of the constraint was looked at
-            raise EngineFailed("The process that tries constraints ended before it began with this one.") from error
-        job = {"kind": constraint.kind, "source": constraint.source, "wall_s": wall_s}
-        connection.send_bytes(json.dumps(job).encode())
-        told, _ = await_answer(connection, process_id, slow_after_s=self._limits.slow_after_s, wall_s=wall_s)
-        answer: dict[str, Any] = json.loads(told)
-        return answer
 
     def _ended(self, constraint: Constraint, seconds: float, wall_s: float) -> Refusal:
         logger.info(

@@ -21,7 +21,7 @@ from serve_app.engine.decoder.runner import AsyncSteps, Recorder, Runner, record
 from serve_app.engine.kv.store import make_store
 from serve_app.engine.lora.adapter import Adapter, LowRank
 from serve_app.engine.lora.pool import AdapterBank
-from serve_app.engine.lora.probe import probe_slot
+from serve_app.engine.lora.registration import probe_slot
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.lora.trials import Trials, Weights
 from serve_app.engine.sampling.masks import MaskComputer

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 import numpy
 import pandas
 
+from serve_app.cli.screen import DEFAULT_URL, KEY_VARIABLES, URL_VARIABLE
 from serve_app.lab import evaluation, markup
-from serve_app.lab.completion import Comparison, Completion, Completions
+from serve_app.lab.completion import Comparison, Completion, Completions, Reading, joined
 from serve_app.lab.errors import ServiceError
 from serve_app.lab.grid import (
     NOT_PARAMETERS,
@@ -40,13 +41,8 @@ from serve_app.lab.grid import (
     summary_of,
 )
 from serve_app.lab.live import live, replicas, series
-from serve_app.lab.reading import Reading, joined
 from serve_app.lab.wire import MAX_PROMPTS, Message, Request, Wire, chat_request, completion_requests, is_chat
 
-URL_VARIABLE = "SERVE_APP_URL"
-KEY_VARIABLES = ("SERVE_APP_KEY", "SERVE_APP_API_KEY")
-"""As the command line reads them."""
-DEFAULT_URL = "http://127.0.0.1:8000"
 NO_KEY = "none"
 PROGRESS_FROM = 8
 """Choices of one call from which on a bar is shown."""

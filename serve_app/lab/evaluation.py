@@ -46,10 +46,6 @@ class Evaluation:
             rows[model] = {"mean": mean, "low": low, "high": high, "prompts": len(values), "failed": failed}
         return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("model")
 
-    def compare(self, a: str, b: str) -> pandas.Series[Any]:
-        """As `compare_paired`."""
-        return compare_paired(self.frame, a, b, self.metric)
-
     def _repr_html_(self) -> str:
         html: str = self.summary().round(3)._repr_html_()
         return html

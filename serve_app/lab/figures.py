@@ -11,7 +11,7 @@ import numpy
 import pandas
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from serve_app.lab import markup
+from serve_app.cli.screen import visible
 from serve_app.lab.completion import Completion
 from serve_app.lab.evaluation import by_prompt
 from serve_app.lab.grid import parameters_of
@@ -164,7 +164,7 @@ def _name_tokens(axes: Axes, tokens: Sequence[str]) -> None:
 
 def _short(token: str) -> str:
     """A token on one line; what a model wrote is text, never markup of a formula."""
-    shown = markup.visible(token).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣", 1)
+    shown = visible(token).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣", 1)
     return shown if len(shown) <= 11 else f"{shown[:10]}…"
 
 

@@ -11,6 +11,7 @@ from IPython.core.getipython import get_ipython
 from IPython.display import HTML, display
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve_app.cli.screen import visible
 from serve_app.lab import markup
 
 INTERVAL_S = 0.05
@@ -26,7 +27,7 @@ class TerminalLive:
 
     def text(self, prompt: str, text: str) -> None:
         """Show all of a text that is being written."""
-        print(markup.visible(text[self._num_written :]), end="", flush=True, file=self._stream)
+        print(visible(text[self._num_written :]), end="", flush=True, file=self._stream)
         self._num_written = len(text)
 
     def progress(self, done: int, total: int, note: str) -> None:
@@ -34,7 +35,7 @@ class TerminalLive:
 
     def end(self, html: str, text: str) -> None:
         """Show what stays, as HTML or as text."""
-        print(markup.visible(text) if not self._num_written else "", flush=True, file=self._stream)
+        print(visible(text) if not self._num_written else "", flush=True, file=self._stream)
 
 
 class NotebookLive(TerminalLive):

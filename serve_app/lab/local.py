@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import http.client
-import ipaddress
 import json
 import os
 import signal
@@ -17,8 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +22,15 @@ from typing import Any
 
 import yaml
 
-from serve_app.lab.client import DEFAULT_URL, NO_KEY, URL_VARIABLE, key_of_environment
+from serve_app.cli.client import Service, ServiceFailed
+from serve_app.cli.screen import DEFAULT_URL, URL_VARIABLE
+from serve_app.lab.client import NO_KEY, key_of_environment
 
 FILE = "cluster.yaml"
 READY_TIMEOUT_S = 480.0
 END_TIMEOUT_S = 90.0
 POLL_S = 0.5
+ANSWER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,12 +151,12 @@ def cluster_file() -> Path:
 
 def is_ready(url: str) -> bool:
     """Return whether a service answers there and every model of it has a replica."""
-    return _answers(url, "/health", {})
+    return _answers(Service(url=url, timeout_s=ANSWER_S), "/health", member="status")
 
 
 def is_administered_by(key: str, url: str) -> bool:
     """Return whether a service that is ready answers this key what it answers administrators alone."""
-    return _answers(url, "/admin/tenants", {"X-Api-Key": key}) and is_ready(url)
+    return _answers(Service(url=url, key=key, timeout_s=ANSWER_S), "/admin/tenants", member="data") and is_ready(url)
 
 
 def administrators_key(file: Path, folder: Path) -> str:
@@ -179,20 +178,12 @@ def _new_store() -> dict[str, str]:
     return {"store": f"sqlite:///{place / 'kept.db'}", "pepper": str(place / "pepper")}
 
 
-def _answers(url: str, path: str, headers: dict[str, str]) -> bool:
-    """Return whether it answers 200. A proxy of the environment is for other machines, never for this one."""
-    host = urllib.parse.urlsplit(url).hostname or ""
+def _answers(service: Service, path: str, *, member: str) -> bool:
     try:
-        is_here = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_here = False
-    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
-    try:
-        request = urllib.request.Request(url.rstrip("/") + path, headers=headers)
-        with opener.open(request, timeout=5) as response:
-            return bool(response.status == 200)
-    except (OSError, ValueError, http.client.HTTPException):
+        service.json(path, member=member)
+    except ServiceFailed:
         return False
+    return True
 
 
 def _launch(content: Mapping[str, Any], folder: Path) -> Local:

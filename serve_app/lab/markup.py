@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import html
 import math
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from serve_app.cli.screen import visible
 
 TEXT = "white-space:pre-wrap;overflow-wrap:anywhere;text-align:left;line-height:1.55;font-family:ui-monospace,monospace"
 QUIET = "opacity:.65;font-size:85%;text-align:left"
@@ -19,13 +20,6 @@ ALIKE = "background:rgba(128,128,128,.2)"
 SURPRISE = "214,96,40"
 FULL_SURPRISE = 5.0
 """Nats at which the shade is full: one chance in 150."""
-HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Categories of characters that move or hide others."""
-
-
-def visible(text: str) -> str:
-    """The same with controls and marks of direction written as in code; line breaks and tabs stay."""
-    return "".join(_written_out(character) for character in text)
 
 
 def escaped(text: str) -> str:
@@ -95,12 +89,6 @@ def _hover(token: Token) -> str:
     lines = [f"{token.probability:.1%}  {token.text!r}"]
     lines += [f"{math.exp(logprob):.1%}  {text!r}" for text, logprob in others if text != token.text]
     return "&#10;".join(escaped(line) for line in lines)
-
-
-def _written_out(character: str) -> str:
-    if character in "\n\t" or unicodedata.category(character) not in HIDDEN:
-        return character
-    return character.encode("unicode_escape").decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,16 @@ from urllib.parse import quote
 
 import openai
 
+from serve_app.cli.client import DIALECT_HEADER, END, PAUSES_S
+from serve_app.lab.completion import Asked, prompts_of, shown_prompt
 from serve_app.lab.errors import translated
-from serve_app.lab.reading import Asked, prompts_of, shown_prompt
 
 Route = Literal["completions", "chat"]
 TIMEOUT_S = 600.0
 NUM_RETRIES, NUM_PATIENT_RETRIES = 2, 12
 """Of what the service refuses for the moment; it says when to come again. The second is for grids."""
 PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}
-EVENTS, END = "text/event-stream", "[DONE]"
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
-"""Before each attempt to fetch the rest of a stream that broke off."""
+EVENTS = "text/event-stream"
 HEADERS = {"seed": "x-seed", "ignored": "x-ignored-parameters"}
 """What is told of an answer, by the headers that tell it."""
 MAX_PROMPTS = 256
@@ -162,7 +161,7 @@ async def _events(stream: openai.AsyncStream[Any]) -> AsyncGenerator[tuple[str, 
 
 
 def _headers(dialect: str | None) -> dict[str, str]:
-    return {} if dialect is None else {"X-Completions-Dialect": dialect}
+    return {} if dialect is None else {DIALECT_HEADER: dialect}
 
 
 def _told(headers: Mapping[str, str]) -> dict[str, str]:

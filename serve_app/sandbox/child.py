@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 
 Work = Callable[[Connection], None]
 """What a child does with the connection to its client; EOFError ends it like a return."""
+COME = b"come"
 
 
 def serve_forks() -> None:
@@ -49,9 +50,12 @@ def bound_memory(max_more_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def send_pid(connection: Connection) -> None:
-    """Tell the client this child's process id, before the child reads its job."""
+def take_job(connection: Connection) -> bytes:
+    """Tell the client this child's process id, and that the job has come: what is lost from then on was lost to it."""
     connection.send_bytes(str(os.getpid()).encode())
+    job = connection.recv_bytes()
+    connection.send_bytes(COME)
+    return job
 
 
 def _run(work: Work, descriptor: int) -> None:

@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from serve_app.core.errors import EngineFailed
 from serve_app.core.machine import command, variables
-from serve_app.sandbox.child import Work
+from serve_app.sandbox.child import COME, Work
 
 First = TypeVar("First")
 
 SLOW_NICENESS = 10
 GRACE_S = 0.3
 """Waited for beyond a child's own time bound."""
+
+
+@dataclass(slots=True)
+class Child:
+    """A process that works for the holder of its connection.
+
+    is_slow: it runs at lower priority
+    """
+
+    connection: Connection
+    process_id: int = 0
+    is_slow: bool = False
+
+    def take(self, job: bytes) -> bool:
+        """Return whether the child has taken the job; else nothing of that was looked at, and the connection is closed.
+
+        Blocks until its process has begun.
+        """
+        try:
+            self.process_id = int(self.connection.recv_bytes())
+            self.connection.send_bytes(job)
+            assert self.connection.recv_bytes() == COME
+        except (EOFError, OSError):
+            self.connection.close()
+            return False
+        return True
+
+    def answer(self, *, slow_after_s: float, wall_s: float) -> dict[str, Any]:
+        """Return the child's answer; it runs at lower priority if it takes longer than `slow_after_s`.
+
+        Raises EOFError or OSError if the child was ended or does not answer.
+        """
+        self.is_slow = not self.connection.poll(slow_after_s)
+        if self.is_slow:
+            with suppress(OSError):  # it has ended by now
+                os.setpriority(os.PRIO_PROCESS, self.process_id, SLOW_NICENESS)
+            if not self.connection.poll(wall_s + GRACE_S):
+                raise EOFError
+        answer: dict[str, Any] = json.loads(self.connection.recv_bytes())
+        return answer
 
 
 class ForkServer:
@@ -36,13 +78,8 @@ class ForkServer:
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def process(self) -> subprocess.Popen[bytes] | None:
-        """The running process; None before the first child and after `close`."""
-        return self._process
-
-    def open(self) -> Connection:
-        """Return a connection to a fresh child. Raises EngineFailed."""
+    def open(self) -> Child:
+        """Return a fresh child, which is given its job by `take`. Raises EngineFailed."""
         for _ in range(2):
             ours, theirs = socket.socketpair()
             with theirs, self._lock:
@@ -52,7 +89,7 @@ class ForkServer:
                     ours.close()
                     self._end()
                     continue
-            return Connection(ours.detach())
+            return Child(Connection(ours.detach()))
         raise EngineFailed(f"The process that {self._doing} cannot be started.")
 
     def close(self) -> None:
@@ -84,17 +121,3 @@ class ForkServer:
             self._process.kill()
             self._process.wait()
         self._control = self._process = None
-
-
-def await_answer(connection: Connection, process_id: int, *, slow_after_s: float, wall_s: float) -> tuple[bytes, bool]:
-    """Return a child's answer, and whether its priority was lowered because it took longer than `slow_after_s`.
-
-    Raises EOFError or OSError if the child was ended or does not answer.
-    """
-    is_slow = not connection.poll(slow_after_s)
-    if is_slow:
-        with suppress(OSError):  # it has ended by now
-            os.setpriority(os.PRIO_PROCESS, process_id, SLOW_NICENESS)
-        if not connection.poll(wall_s + GRACE_S):
-            raise EOFError
-    return connection.recv_bytes(), is_slow

@@ -9,14 +9,12 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 from serve_app.core.errors import EngineFailed, InvalidRequest, Overloaded
 from serve_app.core.prompt import Conversation, Rendering
-from serve_app.sandbox.fork_server import ForkServer, await_answer
-from serve_app.templates.rendering import COME, Refused, Work, prepare
+from serve_app.sandbox.fork_server import Child, ForkServer
+from serve_app.templates.rendering import Refused, Work, prepare
 
 
 class ChatTemplate:
@@ -88,18 +86,6 @@ BEGIN_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Child:
-    """A process that renders for the holder of its connection.
-
-    is_slow: it runs at lower priority, and so is not used again
-    """
-
-    connection: Connection
-    process_id: int = 0
-    is_slow: bool = False
-
-
 class Renderer:
     """Of one template. Threads may share it. The process begins beforehand or with the first rendering, and again where
     it was lost.
@@ -111,7 +97,7 @@ class Renderer:
         self._limits = work.limits
         self._server = ForkServer(prepare, work, doing="renders chat templates")
         self._lock = threading.Lock()
-        self._idle: list[_Child] = []
+        self._idle: list[Child] = []
 
     @property
     def num_idle(self) -> int:
@@ -122,7 +108,7 @@ class Renderer:
         """Begin the process, and have a child wait for the first conversation. Raises EngineFailed."""
         if self.num_idle:
             return
-        child = _Child(connection=self._server.open())
+        child = self._server.open()
         child.connection.poll(BEGIN_S)
         with self._lock:
             self._idle.append(child)
@@ -143,7 +129,7 @@ class Renderer:
         """Return a child's answer to a job. Raises Refused, EngineFailed."""
         child = self._taken(json.dumps(job, ensure_ascii=False).encode())
         try:
-            answer = self._answer(child)
+            answer = child.answer(slow_after_s=self._limits.slow_after_s, wall_s=self._limits.max_wall_s)
         except (EOFError, OSError):
             child.connection.close()
             logger.info("a conversation of %d characters was not rendered in time", len(job["source"] or ""))
@@ -163,37 +149,16 @@ class Renderer:
         while (child := self._idle_child()) is not None:
             child.connection.close()
 
-    def _taken(self, job: bytes) -> _Child:
+    def _taken(self, job: bytes) -> Child:
         """Return a child that has the job, an idle one if there is any. Raises EngineFailed if no child took it."""
         while (idle := self._idle_child()) is not None:
-            if _hands_over(idle, job):
+            if idle.take(job):
                 return idle
-        child = _Child(connection=self._server.open())
-        if not _hands_over(child, job):  # nothing of the conversation was looked at
+        child = self._server.open()
+        if not child.take(job):  # nothing of the conversation was looked at
             raise EngineFailed("The process that renders chat templates ended before it began.")
         return child
 
-    def _idle_child(self) -> _Child | None:
+    def _idle_child(self) -> Child | None:
         with self._lock:
             return self._idle.pop() if self._idle else None
-
-    def _answer(self, child: _Child) -> dict[str, Any]:
-        """Return the child's answer. Raises EOFError or OSError if the child was ended."""
-        limits = self._limits
-        told, child.is_slow = await_answer(
-            child.connection, child.process_id, slow_after_s=limits.slow_after_s, wall_s=limits.max_wall_s
-        )
-        answer: dict[str, Any] = json.loads(told)
-        return answer
-
-
-def _hands_over(child: _Child, job: bytes) -> bool:
-    """Return whether the child has taken the job; the connection of one that has not is closed."""
-    try:
-        child.process_id = int(child.connection.recv_bytes())  # after the process has begun
-        child.connection.send_bytes(job)
-        assert child.connection.recv_bytes() == COME
-    except (EOFError, OSError):
-        child.connection.close()
-        return False
-    return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -86,11 +86,6 @@ def compiled(
     assert isinstance(tree, jinja2.nodes.Template)
     _mark_written(tree, mark)
     return around.from_string(tree)
-
-
-def variables_of(members: Mapping[str, object], special_tokens: Mapping[str, str]) -> dict[str, object]:
-    """Return the template's variables: the conversation's own, and the names of special tokens, as `bos_token`."""
-    return {**special_tokens, "tools": None, "documents": None, **members}
 
 
 def _mark_written(node: jinja2.nodes.Node, mark: Callable[[str], str]) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import jinja2
 
-from serve_app.sandbox.child import bound_memory, bound_time, send_pid
-from serve_app.templates.environment import Marks, compiled, environment, variables_of
+from serve_app.sandbox.child import bound_memory, bound_time, take_job
+from serve_app.templates.environment import Marks, compiled, environment
 from serve_app.templates.messages import (
     Members,
     Shown,
@@ -193,7 +193,7 @@ class Template:
         if continues_last:
             members = self._with_end(members)
         pieces, num_chars = [], 0
-        for piece in template.generate(variables_of(members, tokens)):
+        for piece in template.generate({**tokens, "tools": None, "documents": None, **members}):
             pieces.append(piece)
             num_chars += len(piece)
             if num_chars > self._work.limits.max_chars:
@@ -225,7 +225,6 @@ class Template:
         return marks, compiled(self._source, self._around, marks.put)
 
 
-COME = b"come"
 MAX_JOBS = 1000
 """Of one child, so that whatever it gathers is let go of."""
 
@@ -233,19 +232,15 @@ MAX_JOBS = 1000
 def prepare(work: Work) -> Callable[[Connection], None]:
     """Compile the templates and return the work of each child: conversations one after the other, until the client
     leaves.
-
-    Each is told to have come before it is looked at: what is lost behind that was lost to it.
     """
     bound_memory(work.limits.max_bytes)  # before anything is compiled, which computes what is constant
     templates = _compiled(work)
 
     def take_many(connection: Connection) -> None:
         for _ in range(MAX_JOBS):
-            send_pid(connection)
-            received = connection.recv_bytes()
-            connection.send_bytes(COME)
+            job = take_job(connection)
             bound_time(cpu_s=work.limits.max_cpu_s, wall_s=work.limits.max_wall_s)
-            connection.send_bytes(_answer(json.loads(received), templates))
+            connection.send_bytes(_answer(json.loads(job), templates))
             bound_time(cpu_s=0, wall_s=0)
 
     return take_many

@@ -131,6 +131,7 @@ def test_a_message_is_answered_at_once(run: CommandLine, served: Served) -> None
 
 def test_what_a_model_writes_gives_a_terminal_no_orders() -> None:
     assert screen.visible("a\x1b[31mb\tc\n\u202e\r") == "a\\x1b[31mb\tc\n\\u202e\\r"
+    assert screen.visible("Grüße, 世界 🦜 ‿") == "Grüße, 世界 🦜 ‿"
 
 
 def test_a_key_comes_from_the_environment_or_an_option(

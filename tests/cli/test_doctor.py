@@ -21,7 +21,7 @@ import yaml
 from serve_app.check.document import Severity
 from serve_app.cli import main
 from serve_app.cli.doctor import report
-from serve_app.cli.doctor.facts import (
+from serve_app.cli.doctor.gathering import (
     ILL,
     NOT_SEEN,
     SOUND,
@@ -30,8 +30,9 @@ from serve_app.cli.doctor.facts import (
     Listener,
     SecretFile,
     exit_code_of,
+    gather,
+    routes,
 )
-from serve_app.cli.doctor.gathering import gather, routes
 from serve_app.cli.doctor.report import CHECKS, examine, lines_of, object_of
 from serve_app.cli.processes import Process
 from serve_app.core.tenants import Limits, Tenant

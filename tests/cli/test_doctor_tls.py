@@ -18,8 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from serve_app.cli import main
-from serve_app.cli.doctor.facts import Facts
-from serve_app.cli.doctor.gathering import ask, doubt_of
+from serve_app.cli.doctor.gathering import Facts, ask, doubt_of
 from serve_app.cli.doctor.report import check_tls
 from serve_app.cli.screen import Exit
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from serve_app.cli.bench import Answer, Load, in_turns, quantile, report
 from serve_app.cli.client import Service
-from serve_app.cli.complete import common_length
+from serve_app.cli.screen import common_length
 from serve_app.cli.top import board, drawn, read_look
 
 BEFORE = """\
@@ -130,7 +130,7 @@ def test_of_two_models_one_is_asked_at_a_time_and_each_is_first_as_often(models:
 
 
 @pytest.mark.parametrize(
-    ("texts", "length"), [(["abc", "abd"], 2), (["abc", "ab"], 2), (["x", "y"], 0), (["same", "same"], 4)]
+    ("texts", "length"), [(["abc", "abd"], 2), (["abc", "ab"], 2), (["x", "y"], 0), (["same", "same"], 4), ([], 0)]
 )
 def test_texts_are_alike_to_where_two_of_them_part(texts: list[str], length: int) -> None:
     assert common_length(texts) == length

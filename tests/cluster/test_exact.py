@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from serve_app.cli.processes import listener_on, send
-from serve_app.lab.client import KEY_VARIABLES, URL_VARIABLE
+from serve_app.cli.screen import KEY_VARIABLES, URL_VARIABLE
 from tests.cluster.clients import TENANTS
 from tests.cluster.house import NUM_ASKED, House
 from tests.cluster.kills import (

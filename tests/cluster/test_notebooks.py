@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.lab.client import URL_VARIABLE
+from serve_app.cli.screen import URL_VARIABLE
 from tests.notebooks.execute import NOTEBOOKS, REPOSITORY, SLOW, execute, is_slow, read, wants_keys
 
 pytestmark = pytest.mark.cluster

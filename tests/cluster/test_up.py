@@ -19,8 +19,7 @@ import httpx
 import pytest
 import ray.dashboard
 
-from serve_app.cli.doctor.facts import Facts
-from serve_app.cli.doctor.gathering import gather, open_logs
+from serve_app.cli.doctor.gathering import Facts, gather, open_logs
 from serve_app.cli.processes import listener_on
 from tests.cluster.house import House
 from tests.cluster.started import TIMEOUT_S, Started

@@ -190,11 +190,11 @@ async def test_a_client_is_not_to_blame_for_a_machine_that_is_busy() -> None:
 async def test_what_was_warmed_waits_for_no_process() -> None:
     async with compiler() as shared:
         await shared.warm()
-        process = shared._trials.server.process
+        process = shared._trials.server._process
         assert process is not None
         assert process.poll() is None
         await shared.compile(regex("a"))
-        assert shared._trials.server.process is process
+        assert shared._trials.server._process is process
 
 
 async def test_a_client_that_leaves_takes_nothing_from_who_asked_for_the_same() -> None:
@@ -246,15 +246,15 @@ def test_a_process_that_was_lost_is_begun_again() -> None:
     trials = Trials(BYTES, ConstraintLimits())
     try:
         trials.run(regex("a"))
-        process = trials.server.process
+        process = trials.server._process
         assert process is not None
         process.kill()
         process.wait()
         assert trials.run(regex("b")).text
-        assert trials.server.process is not process
+        assert trials.server._process is not process
     finally:
         trials.close()
-    assert trials.server.process is None
+    assert trials.server._process is None
 
 
 def test_building_leaves_python_to_other_threads() -> None:

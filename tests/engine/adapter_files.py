@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from serve_app.catalog.adapters import read_adapter
 from serve_app.engine.lora.adapter import Adapter, bind_adapter, linear_modules, weight_of
 from serve_app.engine.lora.matching import Matcher
+from serve_app.engine.lora.pool import AdapterBank
 
 
 def save_adapter(
@@ -78,3 +79,9 @@ def load_adapter(folder: Path, *, version: str, model: nn.Module, sees: bool = F
 def _matcher_of(folder: Path, sees: bool) -> Matcher:
     """One for all engines of a model: to match took a tenth of the time of their tests."""
     return Matcher.of_folder(folder, sees=sees)
+
+
+def version_in(bank: AdapterBank, slot: int) -> str | None:
+    """Return the version that rows of this slot are computed with; None where there is none yet."""
+    resident = bank._residents.get(slot)
+    return None if resident is None else resident.version

@@ -162,7 +162,7 @@ def test_adapters_that_come_and_go_are_computed_where_they_lie_now(folders: dict
         for slot in set(range(5)) - set(slots):
             bank.vacate(slot)
         for slot in set(slots):
-            if bank.version_of(slot) is None:
+            if slot not in bank._residents:
                 bank.load(slot, list(folders)[slot])
         mixes: list[Mix] = [((slot, 1.0),) for slot in slots]
         found, base = torch.zeros(3, SIZES[1]), module.base(x)

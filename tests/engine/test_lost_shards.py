@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 def test_a_follower_that_does_not_answer_is_waited_for_within_bounds(tmp_path: Path) -> None:
     save_model("llama", {}, tmp_path)
     workers = Workers(2, torch.device("cpu"), threads=1, timeout_s=5)
-    [process_id] = workers.process_ids
+    [process_id] = [each.pid for each in workers._processes]
     engine = engine_of(tmp_path, {}, workers)
     engine.check()
     os.kill(process_id, signal.SIGSTOP)

@@ -15,7 +15,7 @@ from serve_app.engine.lora.adapter import LowRank, read_weights
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
-from tests.engine.adapter_files import load_adapter, save_adapter
+from tests.engine.adapter_files import load_adapter, save_adapter, version_in
 
 WIDTH, HIDDEN = 24, 40
 
@@ -248,12 +248,12 @@ def test_staging_changes_nothing_until_it_is_swapped_in(folders: dict[str, Path]
     before = run(model, bank, x, [0, -1])
     for slot, version in enumerate(["r8", "first", "dora"], start=1):  # same shelf: it grows while slot 0 is in use
         swap_in = bank.stage(slot, version)
-        assert bank.version_of(slot) is None
+        assert version_in(bank, slot) is None
         assert torch.equal(run(model, bank, x, [0, -1]), before)
         with pytest.raises(AssertionError, match=f"slot {slot}"):
             bank.begin_step([alone(0), alone(slot)])
         swap_in()
-        assert bank.version_of(slot) == version
+        assert version_in(bank, slot) == version
         assert not torch.equal(run(model, bank, x, [0, slot])[1], before[1])
 
 
@@ -265,7 +265,7 @@ def test_a_slot_that_changed_hands_is_never_computed_with_its_last_adapter(folde
     x = torch.randn(1, WIDTH, generator=torch.Generator().manual_seed(2))
     first = run(model, bank, x, [0])
     bank.vacate(0)
-    assert bank.version_of(0) is None
+    assert version_in(bank, 0) is None
     with pytest.raises(AssertionError, match="slot 0"):
         bank.begin_step([alone(0)])
     bank.load(0, "r8")
@@ -279,9 +279,9 @@ def test_an_adapter_that_cannot_be_read_leaves_its_slot_empty(folders: dict[str,
     (folders["r8"] / "adapter_model.safetensors").unlink()
     with pytest.raises(AdapterRefused, match="cannot be read any more"):
         bank.load(0, "r8")
-    assert bank.version_of(0) is None
+    assert version_in(bank, 0) is None
     bank.load(0, "r4")
-    assert bank.version_of(0) == "r4"
+    assert version_in(bank, 0) == "r4"
 
 
 def test_a_module_that_sees_other_rows_than_the_batch_is_an_error(folders: dict[str, Path]) -> None:

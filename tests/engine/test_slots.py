@@ -19,7 +19,7 @@ from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.slots import Slots
-from tests.engine.adapter_files import save_adapter
+from tests.engine.adapter_files import save_adapter, version_in
 from tests.engine.test_pool import WIDTH, make_bank, make_model, run
 
 BASE = ModelRef(base="m")
@@ -216,7 +216,7 @@ def test_the_engines_thread_reads_and_copies_nothing(tmp_path: Path) -> None:
                 assert await_staged(slots)
                 with torch.utils.flop_counter.FlopCounterMode(display=False), _NoTensorWork():
                     slots.poll()
-            assert bank.version_of(slot) == name
+            assert version_in(bank, slot) == name
             slots.release(adapter(name))
     assert staged_in == {"adapters_0"}
     assert staged.is_set()

@@ -41,7 +41,7 @@ async def test_a_divided_model_answers_as_the_whole_one_does_and_leaves_no_proce
     async with running_stack(num_replicas=1) as whole:
         expected = await answers(whole)
     async with running_stack(num_replicas=1, tensor_parallel=2) as divided:
-        [process_id] = crew_of(divided).process_ids
+        [process_id] = [each.pid for each in crew_of(divided)._processes]
         assert await answers(divided) == expected
         await divided.settled()
         divided.services[0].check()
@@ -51,7 +51,7 @@ async def test_a_divided_model_answers_as_the_whole_one_does_and_leaves_no_proce
 @pytest.mark.law("Shards")
 async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_requests_end() -> None:
     async with running_stack(num_replicas=1, tensor_parallel=2) as stack:
-        [process_id] = crew_of(stack).process_ids
+        [process_id] = [each.pid for each in crew_of(stack)._processes]
         running = asyncio.create_task(
             stack.post({"model": "demo", "prompt": "The sea", "max_tokens": 600, "ignore_eos": True})
         )
@@ -76,7 +76,7 @@ async def test_a_replica_that_lost_a_shard_is_lost_at_once_and_what_it_computed_
         running = asyncio.create_task(divided.post(body))
         await until(lambda: core_of(divided.services[0]).num_steps > 3)
         divided.fleet.put(replace(await other.hello(ROUTER_ID), replica_id="whole"), other)
-        os.kill(crew_of(divided).process_ids[0], signal.SIGKILL)
+        os.kill(crew_of(divided)._processes[0].pid, signal.SIGKILL)
         assert (await running).json()["choices"] == expected
         await until(lambda: [link.replica_id for link in divided.fleet.links_of()] == ["whole"])
 

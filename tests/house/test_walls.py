@@ -54,7 +54,7 @@ WALLS = {
     "whatif": wall("core check deployments engine router", "pydantic"),
     "offline": wall("api core deployments http router", "pyarrow"),
     "cli": wall("api catalog check core offline tenants whatif", "prometheus_client psutil ray rich typer yaml"),
-    "lab": wall(theirs="openai pandas numpy matplotlib IPython prometheus_client yaml"),
+    "lab": wall("cli", "openai pandas numpy matplotlib IPython prometheus_client yaml"),
 }
 
 

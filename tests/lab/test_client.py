@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Iterator
 import httpx2
 import pytest
 
-from serve_app.lab.client import KEY_VARIABLES, NO_KEY, Client
+from serve_app.cli.screen import KEY_VARIABLES
+from serve_app.lab.client import NO_KEY, Client
 from serve_app.lab.errors import ServiceError
 from serve_app.lab.wire import Wire
 

@@ -53,13 +53,13 @@ def test_a_summary_has_the_mean_of_each_model_over_what_did_not_fail(result: eva
 
 
 def test_two_models_are_compared_on_the_prompts_that_both_answered(result: evaluation.Evaluation) -> None:
-    assert dict(result.compare("a", "b"))["difference"] == 7 / 8
-    assert result.compare("a", "b")["p"] == 2 / 2**7
-    assert result.compare("b", "a")["difference"] == -7 / 8
-    same = result.compare("a", "c")
+    assert dict(compare_paired(result.frame, "a", "b", result.metric))["difference"] == 7 / 8
+    assert compare_paired(result.frame, "a", "b", result.metric)["p"] == 2 / 2**7
+    assert compare_paired(result.frame, "b", "a", result.metric)["difference"] == -7 / 8
+    same = compare_paired(result.frame, "a", "c", result.metric)
     assert (same["difference"], same["p"], same["prompts"]) == (0, 1, 7)
     with pytest.raises(ValueError, match="none of 'd'"):
-        result.compare("a", "d")
+        compare_paired(result.frame, "a", "d", result.metric)
 
 
 def test_several_completions_of_a_prompt_count_as_one() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from serve_app.cli.screen import KEY_VARIABLES, URL_VARIABLE
 from serve_app.deployments.arguments import ModelArgs, RouterArgs, RouterSettings
 from serve_app.http.guard import Door
 from serve_app.lab import local
-from serve_app.lab.client import KEY_VARIABLES, URL_VARIABLE
 from serve_app.tenants.opening import open_store
 from tests.cli.served import serving
 from tests.flow.house import PEPPER, House

@@ -8,8 +8,9 @@ from io import StringIO
 import matplotlib as mpl
 import pytest
 
+from serve_app.cli.screen import visible
 from serve_app.lab import markup
-from serve_app.lab.completion import Comparison, Completion, Completions, common_length
+from serve_app.lab.completion import Comparison, Completion, Completions
 from serve_app.lab.live import TerminalLive
 from serve_app.lab.markup import Token
 
@@ -78,7 +79,7 @@ def test_a_hostile_text_is_shown_as_text_and_adds_no_element(text: str) -> None:
         read = Reader(page)
         assert read.tags <= TAGS
         assert read.attributes <= ATTRIBUTES
-        assert markup.visible(text) in read.text
+        assert visible(text) in read.text
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -88,7 +89,7 @@ def test_a_hostile_text_moves_nothing_on_a_terminal(text: str) -> None:
     for end in range(1, len(text) + 1):
         shown.text("", text[:end])
     shown.end("", text)
-    assert stream.getvalue() == f"{markup.visible(text)}\n"
+    assert stream.getvalue() == f"{visible(text)}\n"
     assert not {"\x1b", "\x07", "\u202e", "\u2066"} & set(stream.getvalue())
 
 
@@ -105,11 +106,6 @@ def test_a_hostile_text_is_no_formula_in_a_figure(text: str) -> None:
         figures.plt.close(figure)
 
 
-def test_line_breaks_and_letters_of_any_script_stay_as_they_are() -> None:
-    text = "Grüße,\n\t世界 🦜 ‿"
-    assert markup.visible(text) == text
-
-
 def test_a_token_is_the_darker_the_less_likely_it_was() -> None:
     pages = [markup.shaded([Token(text="a", logprob=logprob)]) for logprob in (0.0, -1.0, -5.0, -50.0)]
     shades = [float(page.partition("40,")[2].partition(")")[0]) for page in pages]
@@ -119,10 +115,3 @@ def test_a_token_is_the_darker_the_less_likely_it_was() -> None:
 def test_a_token_tells_what_else_might_have_been_and_how_likely() -> None:
     page = markup.shaded([Token(text="a", logprob=-1.0, alternatives={"b": -0.5, "a": -1.0})])
     assert "36.8%  &#x27;a&#x27;&#10;60.7%  &#x27;b&#x27;" in page
-
-
-@pytest.mark.parametrize(
-    ("texts", "length"), [(["abc", "abd"], 2), (["abc", "abc"], 3), (["a", "ab"], 1), (["", "x"], 0), ([], 0)]
-)
-def test_texts_part_where_the_first_character_differs(texts: list[str], length: int) -> None:
-    assert common_length(texts) == length

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.sandbox.fork_server import SLOW_NICENESS, ForkServer, await_answer
+from serve_app.sandbox.fork_server import SLOW_NICENESS, ForkServer
 from tests.sandbox.shouting import prepare
 
 
@@ -16,16 +16,16 @@ def server() -> Iterator[ForkServer]:
     server = ForkServer(prepare, "!", doing="shouts")
     yield server
     server.close()
-    assert server.process is None
+    assert server._process is None
 
 
 def asked(server: ForkServer, text: str, *, slow_after_s: float = 10) -> tuple[int, str, bool]:
     """Which child answered, what, and whether it was lowered in priority."""
-    with server.open() as connection:
-        process_id = int(connection.recv_bytes())
-        connection.send_bytes(text.encode())
-        answer, is_slow = await_answer(connection, process_id, slow_after_s=slow_after_s, wall_s=10)
-        return process_id, answer.decode(), is_slow
+    child = server.open()
+    with child.connection:
+        assert child.take(text.encode())
+        answer = child.answer(slow_after_s=slow_after_s, wall_s=10)
+        return child.process_id, answer["answer"], child.is_slow
 
 
 def test_each_piece_of_work_has_a_child_of_its_own(server: ForkServer) -> None:
@@ -48,12 +48,12 @@ def test_what_takes_longer_than_a_moment_gives_way(server: ForkServer) -> None:
 
 def test_a_process_that_was_lost_is_begun_again(server: ForkServer) -> None:
     asked(server, "a")
-    lost = server.process
+    lost = server._process
     assert lost is not None
     lost.kill()
     lost.wait()
     assert asked(server, "b")[1] == "B!"
-    assert server.process is not lost
+    assert server._process is not lost
 
 
 def test_what_lies_in_the_working_directory_is_not_taken_for_a_library(

@@ -137,15 +137,15 @@ async def test_what_was_warmed_begins_no_process_with_the_first_conversation() -
     async with template_of(CHATML) as template:
         await template.warm()
         server, idle = template._renderer._server, template._renderer.num_idle
-        begun = server.process
+        begun = server._process
         assert begun is not None
         assert idle == 1
         await template.render(conversation())
-        assert server.process is begun
+        assert server._process is begun
         assert template._renderer.num_idle == 1, "the child that waited has rendered"
     async with template_of("") as template:
         await template.warm()
-        assert template._renderer._server.process is None, "a model without a template needs none"
+        assert template._renderer._server._process is None, "a model without a template needs none"
 
 
 LOOP = "{% for a in range(99999) %}"

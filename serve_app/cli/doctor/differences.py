@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from serve_app.cli.address import EVERY_INTERFACE, args_of, read_cluster_file
-from serve_app.cli.doctor.facts import Verdict, error, exit_code_of, note, warning
+from serve_app.cli.address import EVERY_INTERFACE, args_of, read_cluster_file, store_of
+from serve_app.cli.doctor.gathering import Verdict, error, exit_code_of, note, warning
 from serve_app.cli.doctor.nodes import FAULT_TOLERANCE, Node, Question, connect, look
 from serve_app.cli.doctor.report import told
 from serve_app.cli.screen import answer
 from serve_app.core.machine import is_loopback
-from serve_app.tenants.keys import DEFAULT_PEPPER, VARIABLE
+from serve_app.tenants.keys import VARIABLE
 
 CLOCKS_APART_S = 1.0
 POSTGRES_PORT = 5432
@@ -57,9 +57,8 @@ def run(file: str, *, as_json: bool = False) -> int:
 
 
 def question_of(content: Mapping[str, Any]) -> Question:
-    args = list(args_of(content))
-    pepper = next((str(each.get("pepper") or DEFAULT_PEPPER) for each in args if each.get("store")), "")
-    return Question(folders=tuple(dict.fromkeys(folders_of(content))), pepper=pepper)
+    _, pepper = store_of(content) or ("", "")
+    return Question(folders=tuple(dict.fromkeys(folders_of(content))), pepper=str(pepper))
 
 
 def folders_of(content: Mapping[str, Any]) -> Iterator[str]:
@@ -72,11 +71,8 @@ def folders_of(content: Mapping[str, Any]) -> Iterator[str]:
 
 def place_of_store(content: Mapping[str, Any]) -> tuple[str, int] | None:
     """Return host and port of the store; None where it is a file, or there is none."""
-    for args in args_of(content):
-        url = urlsplit(str(args.get("store") or ""))
-        if url.hostname:
-            return url.hostname, url.port or POSTGRES_PORT
-    return None
+    url = urlsplit((store_of(content) or [""])[0])
+    return (url.hostname, url.port or POSTGRES_PORT) if url.hostname else None
 
 
 def line_of(node: Node) -> str:
@@ -145,21 +141,21 @@ def check_folders(seen: Seen) -> Iterator[Verdict]:
 
 
 def check_store(seen: Seen) -> Iterator[Verdict]:
-    stores = [str(args["store"]) for args in args_of(seen.content) if args.get("store")]
-    if any(each.startswith("sqlite") for each in stores) and len(seen.answering) > 1:
+    if (store := store_of(seen.content)) is None:
+        return
+    if store[0].startswith("sqlite") and len(seen.answering) > 1:
         yield error(
             "the store is a file of SQLite, which one machine has",
             "Name a store of PostgreSQL: `postgresql+psycopg://user@host/name`.",
         )
-    if stores:
-        lacking = [node.name for node in seen.answering if not node.pepper]  # Accounts needs no CPU of Ray's
-        if lacking:
-            yield error(
-                f"{', '.join(lacking)} has no pepper, and Accounts may run on any node",
-                f"Start Ray there with {VARIABLE}, or copy the file to the same absolute path.",
-            )
-        if text := _differing({node.name: node.pepper for node in seen.answering if node.pepper}):
-            yield error(f"the pepper differs: {text}", "Bring the first one's to every node; keys were made under one.")
+    lacking = [node.name for node in seen.answering if not node.pepper]  # Accounts needs no CPU of Ray's
+    if lacking:
+        yield error(
+            f"{', '.join(lacking)} has no pepper, and Accounts may run on any node",
+            f"Start Ray there with {VARIABLE}, or copy the file to the same absolute path.",
+        )
+    if text := _differing({node.name: node.pepper for node in seen.answering if node.pepper}):
+        yield error(f"the pepper differs: {text}", "Bring the first one's to every node; keys were made under one.")
 
 
 def check_reach(seen: Seen) -> Iterator[Verdict]:

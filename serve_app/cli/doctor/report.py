@@ -7,8 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from serve_app.check.document import Severity
-from serve_app.cli.doctor.facts import RESTART, Facts, Listener, Verdict, error, exit_code_of, note, verdict, warning
-from serve_app.cli.doctor.gathering import gather
+from serve_app.cli.doctor.gathering import (
+    RESTART,
+    Facts,
+    Listener,
+    Verdict,
+    error,
+    exit_code_of,
+    gather,
+    note,
+    verdict,
+    warning,
+)
 from serve_app.cli.screen import answer
 
 NOT_SEEN = "nothing answers there: only the store was looked at"

@@ -82,10 +82,6 @@ class Change:
     up: str
     magnitude: str | None = None
 
-    @property
-    def num_entries_per_rank(self) -> int:
-        return (self.target.outputs + self.target.inputs) * (self.target.experts or 1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
@@ -164,7 +160,9 @@ def _left(record: AdapterRecord, matched: Matched, matcher: Matcher) -> tuple[di
     for is_older in (False, True):
         if is_older or matcher.converts:
             empty = {name: torch.empty(shape, device="meta") for name, shape in record.tensors.items()}
-            left = {name: tuple(each.shape) for name, each in matcher.converted(empty, is_older=is_older).items()}
+            left = {
+                name: tuple(each.shape) for name, each in converted(matcher.shapes, empty, is_older=is_older).items()
+            }
         places = {_place(name) for name in left}
         if any(target.stored in places for target in matched.targets):
             break

@@ -117,7 +117,7 @@ class Matcher:
         """shapes: the model without its numbers;  folder: where these are;  sees: whether images are served"""
         self.sees = sees
         self.shapes = shapes
-        self._folder = folder
+        self.folder = folder
         self._found: dict[str, Matched | AdapterRefused] = {}
         self._inside = text_modules(shapes)
         self._weights = {name: id(each) for name, each in shapes.named_parameters(remove_duplicate=False)}
@@ -159,17 +159,9 @@ class Matcher:
         """Take over what another process has matched."""
         self._found[_key(config)] = found
 
-    @property
-    def folder(self) -> Path:
-        return self._folder
-
     def is_inside(self, module: str) -> bool:
         """Whether a module is the decoder's or the head, and so part of what computes text."""
         return module in self._inside
-
-    def converted(self, tensors: Mapping[str, Tensor], *, is_older: bool) -> dict[str, Tensor]:
-        """As the function of that name, for this model."""
-        return converted(self.shapes, tensors, is_older=is_older)
 
     def base_weight(self, name: str) -> Any:
         """Give a slice of the checkpoint's file for a weight of this name; None where there is none.
@@ -178,7 +170,7 @@ class Matcher:
         """
         wanted = self._weights[name]
         names = {each for each, number in self._weights.items() if number == wanted}
-        for file in weight_files(self._folder):
+        for file in weight_files(self.folder):
             handle = safe_open(file, framework="pt")  # slices keep it open
             for each in names & set(handle.keys()):
                 return handle.get_slice(each)

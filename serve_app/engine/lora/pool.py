@@ -131,12 +131,7 @@ class AdapterBank:
 
     def bytes_in_slot(self, adapter: Adapter) -> int:
         """Return the bytes that an adapter takes in a slot, in this shard."""
-        changes = adapter.changes.values()
-        frames = [self._frames.get(each.target.name) for each in changes]
-        entries = [
-            each.num_entries_per_rank if frame is None else entries_per_rank(frame)
-            for each, frame in zip(changes, frames, strict=True)
-        ]
+        entries = (entries_per_rank(self._frame_of(each.target)) for each in adapter.changes.values())
         return shelf_rank(adapter.rank) * sum(entries) * self._dtype.itemsize
 
     def fits(self, versions: Iterable[str]) -> bool:
@@ -156,11 +151,6 @@ class AdapterBank:
     def watched(self) -> list[nn.Module]:
         """The adapted modules whose output is one tensor."""
         return [*self.wrapped.values(), *(each for each in self._modules.values() if isinstance(each, BankedExperts))]
-
-    def version_of(self, slot: int) -> str | None:
-        """The version that rows of this slot are computed with; None where there is none yet."""
-        resident = self._residents.get(slot)
-        return None if resident is None else resident.version
 
     def load(self, slot: int, version: str) -> None:
         """Move a known version into a slot at once, in place of what was there. Raises AdapterRefused."""
@@ -297,10 +287,15 @@ class AdapterBank:
         names = [name for name, change in adapter.changes.items() if change.target.parameter is None]
         return {name: self._linears.get(name) or self._model.get_submodule(name) for name in names}
 
+    def _frame_of(self, target: Target) -> Tensor:
+        """Return what has the size of a weight, whether its module is wrapped or not."""
+        known = self._frames.get(target.name)
+        return _frame(target, self._model.get_submodule(target.module)) if known is None else known
+
     def _wrap(self, target: Target) -> None:
         """Put around a module what changes the rows of its outputs."""
+        self._frames[target.name] = self._frame_of(target)
         base = self._bases.setdefault(target.module, self._model.get_submodule(target.module))
-        self._frames[target.name] = _frame(target, base)
         if target.parameter is None:
             self._linears[target.name] = base
             wrapped = BankedLinear(base, target.name, shelves=self._shelves, step=self._step)

@@ -22,8 +22,7 @@ from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.storage import Storage
 from serve_app.engine.kv.store import make_store
 from serve_app.engine.lora.adapter import Adapter
-from serve_app.engine.lora.probe import probe_slot
-from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.lora.registration import bind_adapters, probe_slot
 from serve_app.engine.tensor_parallel.adapters import WorkerBank
 from serve_app.engine.tensor_parallel.workers import (
     AdmitAdapter,

@@ -238,10 +238,6 @@ class Workers:
             self.close()
             raise
 
-    @property
-    def process_ids(self) -> list[int]:
-        return [process.pid for process in self._processes]
-
     def tell(self, order: Order) -> None:
         """Send an order to every worker; each carries out its orders in turn. Raises EngineFailed."""
         for number in range(1, self.count):
