@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vllm.lora.request import LoRARequest
 
+from serve_app.backends.vllm.options import highest_rank
 from serve_app.core.cards import AdapterCard, AdapterRecord, Residency
 from serve_app.core.errors import AdapterUnusable
 from serve_app.engine.lora.adapter import WeightsFile
@@ -72,9 +73,8 @@ class VllmAdapters:
             return "the model serves none, as `max_adapters` in its args is 0"
         rank, most = record.card().rank, self._core.vllm_config.lora_config.max_lora_rank
         if rank > most:
-            return (
-                f"its rank is {rank}, and at most {most} fits; `vllm: {{max_lora_rank: …}}` in the model's args decides"
-            )
+            option = f"`vllm: {{max_lora_rank: {highest_rank([record])}}}`"
+            return f"its rank {rank} is above {most}; {option} in the model's args allows it"
         why = next((why for name, why in REFUSED.items() if record.fields.get(name)), None)
         return why and f"it {why}, which vLLM does not compute; `engine: own` in the model's args does"
 
