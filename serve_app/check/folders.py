@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING
 
-from serve_app.backends.vllm.options import outlook, wrong_options
+from serve_app.backends.vllm.options import outlook, wrong_settings
 from serve_app.catalog.adapters import CONFIG, WEIGHTS, read_adapter, read_records
 from serve_app.catalog.defaults import chat_templates_of, read_default_sampling
 from serve_app.catalog.files import CatalogError
@@ -135,7 +135,7 @@ def check_model(args: ModelArgs, path: Path) -> Iterator[Finding]:
             chat_templates_of(folder.path, None)
         if args.engine == "vllm":
             is_sound = False  # vLLM judges model and adapters when it loads them
-            yield from (Finding(path=(*path, "vllm"), message=each) for each in wrong_options(args.vllm or {}))
+            yield from (Finding(path=(*path, name), message=wrong) for name, wrong in wrong_settings(args))
         else:
             yield from _rehearsed(args, folder.path, path)
     except (CatalogError, ModelNotSupported, OSError) as error:

@@ -95,6 +95,10 @@ class AdapterUnusable(InvalidRequest):
 
     code = "adapter_unusable"
 
+    @classmethod
+    def because(cls, name: str, reason: str) -> Self:
+        return cls(f'Adapter "{name}" cannot be served: {reason.rstrip(".")}.')
+
 
 class Unauthenticated(ServeError):
     """The request has no key, or an unknown one; the response says how to send one."""

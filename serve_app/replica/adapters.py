@@ -134,7 +134,7 @@ class ServedAdapters:
     async def _take(self, name: str, path: str, version: str, take: TakeAdapter) -> None:
         """Read a version, and have the engine know it. Its files are released again if that fails."""
         if self._files is None:
-            raise AdapterUnusable(f'Adapter "{name}" cannot be served: this replica takes none.')
+            raise AdapterUnusable.because(name, "this replica takes none")
         try:
             record = await self._record(name, path, version, files=self._files)
             self._known[version] = await asyncio.wrap_future(take(record))
@@ -150,7 +150,7 @@ class ServedAdapters:
     async def _record(name: str, path: str, version: str, *, files: AdapterFiles) -> AdapterRecord:
         record = await asyncio.to_thread(files.read, path, name, version)
         if record.reason is not None:
-            raise AdapterUnusable(f'Adapter "{name}" cannot be served: {record.reason}.')
+            raise AdapterUnusable.because(name, record.reason)
         if record.version != version:
             must, found = f"have the files of version {version}", f"version {record.version}, so they changed meanwhile"
             raise InvalidRequest.refusing(name, must=must, found=found, remedy="Publish the folder again.")

@@ -42,9 +42,6 @@ class Need:
     off: str = "be absent"
 
 
-EMBEDDINGS = Need(kind="embeddings", param="model", found="a model that embeds nothing", off="name another model")
-
-
 def check_capabilities(request: GenerationRequest, card: ModelCard, *, model_param: str) -> None:
     """Raise UnsupportedParameter for the first need of a request that the model's engine lacks.
 
@@ -118,9 +115,7 @@ def _adapter_needs(model: ModelRef, param: str) -> Iterator[Need]:
 def _recording_needs(record: RecordParams | None) -> Iterator[Need]:
     if record is None:
         return
-    if record.embedding is not None:
-        yield EMBEDDINGS
-    elif record.hidden_states is not None:
+    if record.hidden_states is not None and record.embedding is None:
         yield Need(kind="hidden_states", param=record.name, found=True, off="be false")
     if record.experts:
         yield Need(kind="routed_experts", param="return_routed_experts", found=True, off="be false")

@@ -30,7 +30,7 @@ from serve_app.core.request import (
     UnencodedParams,
 )
 from serve_app.core.tenants import LOCAL, Tenant
-from serve_app.router.capabilities import EMBEDDINGS, Need, check_capabilities, lacking
+from serve_app.router.capabilities import Need, check_capabilities, lacking
 from serve_app.router.message import constraint_of, marks_to_show, writing_of
 from serve_app.tools.forms import Form, call_constraint
 
@@ -422,7 +422,7 @@ def _check_head(request: CompletionRequest, card: ModelCard, model: ModelRef) ->
 def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
     form = card.records.embedding
     if "embeddings" not in card.capabilities.recordings:
-        raise lacking(EMBEDDINGS, card)
+        raise lacking(Need(kind="embeddings", param="model", found=card.name, off="name another model"), card)
     if form is None or form.reason is not None:
         must, remedy = "name a model with embeddings", 'Its operator chooses what they are by "pooling" in its args.'
         found = f"{card.name}, which has none" + (f": {form.reason}" if form is not None else "")

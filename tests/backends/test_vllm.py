@@ -174,11 +174,19 @@ async def test_what_torch_computes_without_kernels_is_right() -> None:
     assert largest_error(PlainKernels(), torch.float32, torch.device("cpu")) <= 1e-5
 
 
-@pytest.mark.parametrize("body", [{"lora": [{"id": 0, "scale": 0.5}]}, {"model": "demo:pirate*0.5"}])
-async def test_what_it_cannot_do_is_refused_by_name(stack: Stack, body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("scaled adapters", {"lora": [{"id": 0, "scale": 0.5}]}),
+        ("scaled adapters", {"model": "demo:pirate*0.5"}),
+        ("mixed adapters", {"model": "demo:pirate*0.5+shout*0.5"}),
+    ],
+)
+async def test_what_it_cannot_do_is_refused_by_name(stack: Stack, kind: str, body: dict[str, Any]) -> None:
     response = await stack.post({"model": "demo", "prompt": "Once", "max_tokens": 4, **body})
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["param"] in ("lora", "model")
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, next(iter(body)))
+    assert f"whose engine (vllm) does not support {kind}" in error["message"]
 
 
 def test_its_options_are_checked_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest_asyncio
 pytest.importorskip("vllm")
 
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
+from serve_app.core.errors import AdapterUnusable
 from tests.flow import test_published_adapters as flow
 from tests.flow.stack import Stack, running_stack
 from tests.flow.test_published_adapters import NAME, PROMPT, published, text_of, version_of
@@ -43,6 +45,25 @@ async def publish(stack: Stack, revision: int, *adapters: PublishedAdapter) -> N
         await service.stage_adapter(adapter.name, adapter.path, adapter.version)
     await service.apply_adapters(AdapterSet(revision=revision, adapters=adapters))
     await stack.greet()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"use_dora": True}, "it is trained with DoRA, which vLLM does not compute; `engine: own` in the model's args"),
+        ({"modules_to_save": ["lm_head"]}, "it replaces whole modules, which vLLM does not compute"),
+        ({"r": 64}, "its rank 64 is above 32; `vllm: {max_lora_rank: 64}` in the model's args allows it"),
+    ],
+)
+async def test_an_adapter_that_vllm_does_not_compute_is_refused_with_the_way_out(
+    stack: Stack, folders: Path, tmp_path: Path, fields: dict[str, object], reason: str
+) -> None:
+    folder = shutil.copytree(folders / "v1", tmp_path / "odd")
+    config = folder / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    with pytest.raises(AdapterUnusable) as refused:
+        await stack.services[0].stage_adapter("odd", str(folder), version_of(folder))
+    assert f'Adapter "odd" cannot be served: {reason}' in refused.value.message
 
 
 async def test_an_adapter_may_be_overwritten_and_one_that_was_changed_unasked_ends_its_requests_alone(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 
+from serve_app.backends.vllm.options import engine_arguments
 from serve_app.catalog.adapters import read_records
 from serve_app.catalog.files import CatalogError
 from serve_app.check.document import Severity
@@ -96,6 +97,23 @@ def test_a_package_that_a_model_lacks_is_found_by_the_check_as_by_loading(tmp_pa
     with pytest.raises(ModelNotSupported, match="pip install timm pillow") as refused:
         load_model(EngineConfig(name="a", path=str(tmp_path)))
     assert finding.message == str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("weights", "int8"), ("tensor_parallel", 2), ("return_hidden_states", True)]
+)
+def test_a_setting_that_vllm_would_leave_out_is_refused_by_the_check_as_by_loading(name: str, value: object) -> None:
+    args = ModelArgs.model_validate({"name": "a", "path": "builtin:demo", "engine": "vllm", name: value})
+    [finding] = check_model(args, ("args",))
+    with pytest.raises(ModelNotSupported, match=f"{name} must be left out, as only `engine: own`") as refused:
+        engine_arguments(args, ())
+    assert (finding.path, f"{name} {finding.message}") == (("args", name), str(refused.value))
+
+
+def test_a_setting_that_vllm_carries_out_passes_the_check() -> None:
+    carried = {"max_num_sequences": 8, "dtype": "float32", "prefix_cache": False, "turn_quantum": 8, "device": "cpu"}
+    args = ModelArgs.model_validate({"name": "a", "path": "builtin:demo", "engine": "vllm", **carried})
+    assert [*check_model(args, ("args",))] == []
 
 
 def test_what_the_check_lets_pass_is_loaded(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from serve_app.api.dialects import DIALECTS
+from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.catalog.resolve import Wanted
 from serve_app.core.cards import (
     EVERYTHING,
@@ -21,9 +22,10 @@ from serve_app.core.cards import (
 )
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef, Part, mixed
-from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, RecordParams, SamplerName
+from serve_app.core.prompt import Prompt
+from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, SamplerName
 from serve_app.router.capabilities import check_capabilities
-from serve_app.router.lower import lower
+from serve_app.router.lower import lower, record_wanted
 from tests.api.test_dialects import VALUES
 from tests.fakes import model_card
 from tests.parsing import parse_completion
@@ -132,11 +134,12 @@ def test_a_refusal_names_the_model_of_a_list() -> None:
 
 
 def test_embeddings_are_refused_where_the_engine_has_none() -> None:
+    wanted = EmbeddingRequest(model="tiny", prompts=(Prompt(parts=("a",)),))
+    with pytest.raises(UnsupportedParameter, match='not support embeddings; found "tiny"'):
+        record_wanted(wanted, card_of(without("recordings", "embeddings")))
+    others = card_of(without("recordings", "hidden_states"))
     (request,) = lowered(None)
-    request = replace(request, record=RecordParams(hidden_states="mean", name="input", embedding=EmbeddingForm()))
-    with pytest.raises(UnsupportedParameter, match="not support embeddings"):
-        check_capabilities(request, card_of(without("recordings", "embeddings")), model_param="model")
-    check_capabilities(request, card_of(without("recordings", "hidden_states")), model_param="model")
+    check_capabilities(replace(request, record=record_wanted(wanted, others)), others, model_param="model")
 
 
 def test_every_kind_is_in_the_whole_set() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vllm.lora.request import LoRARequest
 
+from serve_app.backends.vllm.options import highest_rank
 from serve_app.core.cards import AdapterCard, AdapterRecord, Residency
 from serve_app.core.errors import AdapterUnusable
 from serve_app.engine.lora.adapter import WeightsFile
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 REFUSED = {"use_dora": "is trained with DoRA", "modules_to_save": "replaces whole modules"}
-"""Fields of `adapter_config.json` that vLLM would not compute."""
+"""Fields of `adapter_config.json` that vLLM would not compute and our engine does."""
 
 
 class VllmAdapters:
@@ -51,7 +52,11 @@ class VllmAdapters:
             return None
         known = self._known[model.version]
         if known.lora_int_id not in self._core.list_loras():
-            self._check_file(model.version, model.name)
+            try:
+                self._files[model.version].read()  # vLLM does not look
+            except AdapterRefused as error:
+                must, found = "name an adapter that can be used", f"{model.name}: {error}"
+                raise AdapterUnusable.refusing("model", must=must, found=found) from error
         return known
 
     @property
@@ -60,12 +65,23 @@ class VllmAdapters:
         versions = tuple(version for version, each in list(self._known.items()) if each.lora_int_id in resident)
         return Residency(versions=versions, num_slots=self._max_loras)
 
+    def reason_against(self, record: AdapterRecord) -> str | None:
+        """Return why vLLM would not load or compute an adapter, as far as that is known without its weights."""
+        if record.reason is not None:
+            return record.reason
+        if not self._max_loras:
+            return "the model serves none, as `max_adapters` in its args is 0"
+        rank, most = record.card().rank, self._core.vllm_config.lora_config.max_lora_rank
+        if rank > most:
+            option = f"`vllm: {{max_lora_rank: {highest_rank([record])}}}`"
+            return f"its rank {rank} is above {most}; {option} in the model's args allows it"
+        why = next((why for name, why in REFUSED.items() if record.fields.get(name)), None)
+        return why and f"it {why}, which vLLM does not compute; `engine: own` in the model's args does"
+
     def know(self, record: AdapterRecord) -> AdapterCard:
         """Make an adapter known without reading it. Raises AdapterUnusable."""
-        reason = record.reason or self._reason(record)
-        if reason is not None:
-            found = f"{record.name}: {reason}"
-            raise AdapterUnusable.refusing("adapter", must="be one that vLLM computes", found=found)
+        if reason := self.reason_against(record):
+            raise AdapterUnusable.because(record.name, reason)
         known = self._known.get(record.version)
         if known is None or known.lora_path != str(record.path):  # what lies where it lay may be another version by now
             self._num_made += known is None
@@ -99,24 +115,15 @@ class VllmAdapters:
         former = self._known.get(record.version), self._files.get(record.version)
         card = self.know(record)
         try:
-            self._check_file(record.version, record.name)
+            self._files[record.version].read()
             self._core.add_lora(self._known[record.version])
         except Exception as error:
             for kept, before in zip((self._known, self._files), former, strict=True):
                 kept.pop(record.version, None)
                 if before is not None:
                     kept[record.version] = before
-            found = f"{record.name}: {error}"
-            raise AdapterUnusable.refusing("adapter", must="be one that vLLM loads", found=found) from error
+            raise AdapterUnusable.because(record.name, str(error)) from error
         return card
-
-    def _check_file(self, version: str, name: str) -> None:
-        """Raise AdapterUnusable unless the weights on disk are still those of the version: vLLM does not look."""
-        try:
-            self._files[version].read()
-        except AdapterRefused as error:
-            must = "name an adapter that can be used"
-            raise AdapterUnusable.refusing("model", must=must, found=f"{name}: {error}") from error
 
     def _forget(self, versions: frozenset[str]) -> frozenset[str]:
         gone = (versions & self._known.keys()) - self.used()
@@ -124,11 +131,6 @@ class VllmAdapters:
             self._core.remove_lora(self._known.pop(version).lora_int_id)
             self._files.pop(version, None)
         return gone
-
-    def _reason(self, record: AdapterRecord) -> str | None:
-        if not self._max_loras:
-            return "the model serves none: its `max_adapters` is 0"
-        return next((f"it {why}" for name, why in REFUSED.items() if record.fields.get(name)), None)
 
     def _in_turn(self, call: Callable[[], Answer]) -> Future[Answer]:
         """Have the engine's thread make a call before its next step, and answer with what it gave or raised."""

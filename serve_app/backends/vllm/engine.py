@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from serve_app.backends.vllm.options import engine_arguments, vllm_config
 from serve_app.core.cards import AdapterCard, AdapterRecord, Capabilities, ModelCard, Residency
-from serve_app.core.errors import AdapterUnusable
 from serve_app.core.ledger import UsageReport
 from serve_app.core.prompt import ImageCard
 from serve_app.core.weight_files import weights_sample
@@ -54,8 +53,13 @@ class VllmEngine(Driver):
     def load_model(cls, config: EngineConfig, adapters: Items[AdapterRecord]) -> tuple[Self, TextTokenizer]:
         """Have vLLM load a model; blocks. Raises ModelNotSupported."""
         from serve_app.backends.vllm.draws import DrawProcessor
+        from serve_app.engine.decoder.text_part import ModelNotSupported
 
         checked = vllm_config(engine_arguments(config, adapters), [DrawProcessor])
+        device = checked.device_config.device
+        if config.device not in ("auto", device.type):
+            must = f"device must be auto or {device.type}, which the installed vLLM computes on"
+            raise ModelNotSupported(f"{must}; found {config.device}")
         from vllm.v1.engine.core import EngineCore
         from vllm.v1.executor import Executor
 
@@ -69,12 +73,12 @@ class VllmEngine(Driver):
         tokenizer = TextTokenizer.load(folder, vocab_size=model.get_vocab_size())
         eos = tokenizer.eos_token_ids | ends_of(model, folder)
         core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
-        if config.max_adapters and checked.device_config.device_type == "cpu":
+        if config.max_adapters and device.type == "cpu":
             from serve_app.backends.vllm.adapter_rows import take_over_rows
 
             take_over_rows(core)
         files = VllmAdapters(core, max_loras=config.max_adapters)
-        draws = Draws.on(checked.device_config.device, eos)
+        draws = Draws.on(device, eos)
         steps = VllmCore(config, core, draws, Output(tokenizer, eos), files.lora_of)
         card = card_of(config, model, tuple(_known(files, record) for record in adapters))
         return cls(steps, files, card, eos), tokenizer
@@ -117,7 +121,6 @@ def card_of(config: EngineConfig, model: Any, adapters: tuple[AdapterCard, ...])
         max_num_sequences=config.max_num_sequences,
         max_waiting=config.max_waiting,
         kv_cache_bytes=0 if config.kv_cache_bytes == "auto" else config.kv_cache_bytes,
-        max_mixed_adapters=1,
         engine="vllm",
         capabilities=CAPABILITIES,
         images=ImageCard(reason="vLLM computes its text alone") if model.is_multimodal_model else None,
@@ -137,11 +140,11 @@ def version_of_vllm() -> str:
 
 def _known(adapters: Any, record: AdapterRecord) -> AdapterCard:
     """Return the card of an adapter in the model's folder; one that vLLM does not compute is kept with its reason."""
-    try:
-        card: AdapterCard = adapters.know(record)
-    except AdapterUnusable as error:
-        logger.warning("adapter %s: %s", record.name, error.message)
-        return replace(record.card(), reason=error.message)
+    reason = adapters.reason_against(record)
+    if reason is not None:
+        logger.warning("adapter %s: %s", record.name, reason)
+        return replace(record.card(), reason=reason)
+    card: AdapterCard = adapters.know(record)
     return card
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,10 @@ from safetensors import safe_open
 
 from serve_app.core.cards import AdapterRecord
 from serve_app.core.weight_files import weight_files
+from serve_app.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-    from serve_app.engine.config import EngineConfig
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank of adapters."""
@@ -27,6 +27,14 @@ OURS = frozenset(
     {"model", "runner", "skip_tokenizer_init", "logits_processors", "async_scheduling", "disable_log_stats"}
 )
 """What a cluster file cannot say: the replica depends on it."""
+OWN_ALONE = frozenset(
+    {
+        "weights", "tensor_parallel", "max_logit_rows", "kv_storage", "kernels", "graphs", "run_ahead", "block_size",
+        "adapter_bytes", "max_step_stretch", "min_prompt_tokens", "max_bypass_s", "swap_weight", "max_forced_tokens",
+        "speculation", "max_draft_tokens", "return_hidden_states", "return_routed_experts",
+    }
+)  # fmt: skip
+"""Settings of a model that our engine alone carries out."""
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # logits processors are of the first one
@@ -42,10 +50,8 @@ def engine_arguments(config: EngineConfig, adapters: Iterable[AdapterRecord]) ->
     """Return the arguments of vLLM's `EngineArgs`, but for what is ours. Raises ModelNotSupported."""
     from serve_app.engine.decoder.text_part import ModelNotSupported  # imported here: it brings torch, which takes time
 
-    if wrong := next(wrong_options(config.vllm or {}), None):
-        raise ModelNotSupported(f"vllm {wrong}")
-    if config.tensor_parallel > 1:
-        raise ModelNotSupported("tensor_parallel: vLLM divides no model here yet, as tokens are drawn in this process")
+    for name, wrong in wrong_settings(config):
+        raise ModelNotSupported(f"{name} {wrong}")
     arguments: dict[str, Any] = {
         "model": config.path,
         "runner": "generate",
@@ -87,6 +93,15 @@ def linear_names(folder: Path) -> list[str]:
             names = [name for name in tensors.keys() if name.endswith(".weight")]  # noqa: SIM118
             found |= {name.split(".")[-2] for name in names if len(tensors.get_slice(name).get_shape()) == 2}
     return sorted(name for name in found if name != "lm_head" and "emb" not in name and not name.startswith("wt"))
+
+
+def wrong_settings(settings: EngineConfig) -> Iterator[tuple[str, str]]:
+    """Yield each setting of a model that vLLM would leave out, and what is wrong with it."""
+    for each in fields(EngineConfig):
+        found = getattr(settings, each.name)
+        if each.name in OWN_ALONE and found != each.default:
+            yield each.name, f"must be left out, as only `engine: own` carries it out; found {found}"
+    yield from (("vllm", wrong) for wrong in wrong_options(settings.vllm or {}))
 
 
 def wrong_options(options: Mapping[str, Any]) -> Iterator[str]:

@@ -96,10 +96,10 @@ class Staging:
         except ServeError:
             raise
         except AdapterRefused as error:
-            raise _unusable(record, str(error)) from error
+            raise AdapterUnusable.because(record.name, str(error)) from error
         except Exception as error:  # whatever is wrong with one adapter's files, the model is served
             logger.exception("adapter %s could not be read", record.name)
-            raise _unusable(record, f"its files could not be read: {error}") from error
+            raise AdapterUnusable.because(record.name, f"its files could not be read: {error}") from error
         for note in adapter.notes:
             logger.warning("adapter %s: %s", record.name, note)
         prefix = keeps_prefix(adapter.changes, self._core.model.module)
@@ -202,7 +202,3 @@ def cards_that_fit(core: Engine, cards: tuple[AdapterCard, ...]) -> tuple[Adapte
 
 def _too_large(size: int, most: int) -> str:
     return f"it takes {size} bytes of memory, and `adapter_bytes` is {most} for all: raise that"
-
-
-def _unusable(record: AdapterRecord, reason: str) -> AdapterUnusable:
-    return AdapterUnusable(f'Adapter "{record.name}" cannot be served: {reason.rstrip(".")}.')
