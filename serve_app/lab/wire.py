@@ -24,7 +24,7 @@ PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/comple
 EVENTS, END = "text/event-stream", "[DONE]"
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 """Before each attempt to fetch the rest of a stream that broke off."""
-HEADERS = {"seed": "x-seed", "ignored": "x-ignored-parameters"}
+HEADERS = {"seed": "x-seed", "served": "x-served-model", "ignored": "x-ignored-parameters"}
 """What is told of an answer, by the headers that tell it."""
 MAX_PROMPTS = 256
 """Of one request, by the service's own default."""
