@@ -1,9 +1,10 @@
-"""What an administrator's key opens, for a notebook: teams with keys of their own, and the ledger as a table."""
+"""What an administrator's key opens, for a notebook: teams with keys, published adapters, the ledger as a table."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -11,6 +12,8 @@ import pandas
 
 from serve_app.lab.client import Background
 from serve_app.lab.wire import Wire
+
+ADAPTERS = "/admin/adapters"
 
 
 class Administrator:
@@ -47,6 +50,34 @@ class Administrator:
         names = by.split(",")
         rows = self._rows(f"/admin/usage?{urlencode({'by': by, **only})}")
         return pandas.DataFrame(rows, columns=None if rows else pandas.Index(names)).set_index(names)
+
+    def publish(self, name: str, folder: str | Path, *, in_place: bool = False, canary: str | None = None) -> str:
+        """Publish an adapter on every replica, and return its version.
+
+        folder:   as the service's machines see it, or an address (`s3://…`)
+        in_place: replace what the name means now
+        canary:   try it on this share of the requests for the name, such as "5%"
+        """
+        path = str(folder.absolute() if isinstance(folder, Path) else folder)
+        body = {"lora_name": name, "lora_path": path, "load_inplace": in_place}
+        told = self._send("post", ADAPTERS, body if canary is None else {**body, "canary": canary})
+        return str((told["canary"] or told)["version"])
+
+    def roll_back(self, name: str) -> str:
+        """End a name's canary; without one, go back to the version before. Return the version that the name means."""
+        return str(self._send("post", f"{ADAPTERS}/rollback", {"lora_name": name})["version"])
+
+    def withdraw(self, name: str) -> None:
+        """Serve an adapter no longer; its folder stays."""
+        self._send("delete", f"{ADAPTERS}?{urlencode({'lora_name': name})}")
+
+    def adapters(self) -> pandas.DataFrame:
+        """A row per adapter: its version, who serves it, and its canary (`canary.share`, …) where it has one."""
+        return pandas.json_normalize(list(self._rows(ADAPTERS))).set_index("id")
+
+    def events(self, after: int = 0) -> pandas.DataFrame:
+        """A row per change of teams, keys and adapters, the oldest first: 1000 at most, behind the event `after`."""
+        return pandas.DataFrame(self._rows(f"/admin/events?{urlencode({'after': after})}"))
 
     def close(self) -> None:
         """Close connections and end the thread."""

@@ -67,7 +67,7 @@ class Completions(Sequence[Completion]):
 
     usage:   tokens as the service counted them
     seconds: until the last of them was here
-    told:    what the service said beside: `seed`, and `ignored` parameters where there were any
+    told:    what the service said beside: `seed`, the version that was `served`, and `ignored` parameters, if any
     """
 
     choices: tuple[Completion, ...]

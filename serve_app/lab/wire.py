@@ -23,7 +23,7 @@ NUM_RETRIES, NUM_PATIENT_RETRIES = 2, 12
 """Of what the service refuses for the moment; it says when to come again. The second is for grids."""
 PATHS: Mapping[Route, str] = {"completions": "completions", "chat": "chat/completions"}
 EVENTS = "text/event-stream"
-HEADERS = {"seed": "x-seed", "ignored": "x-ignored-parameters"}
+HEADERS = {"seed": "x-seed", "served": "x-served-model", "ignored": "x-ignored-parameters"}
 """What is told of an answer, by the headers that tell it."""
 MAX_PROMPTS = 256
 """Of one request, by the service's own default."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from statistics import mean
-from typing import NamedTuple, cast, get_args
+from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ModelCard
@@ -83,8 +84,7 @@ class Outcome:
 
 def simulate(trace: Sequence[Asked], service: Service, *, num_replicas: int, policy: PlacementPolicy) -> Outcome:
     """Return what would have become of a trace. The same arguments give the same outcome."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(_simulated(trace, service, num_replicas, policy))
+    return _run(_simulated(trace, service, num_replicas, policy))
 
 
 def policies_of(text: str) -> list[PlacementPolicy]:
@@ -104,8 +104,7 @@ def work_of(trace: Sequence[Asked], service: Service) -> Work:
         await router.close()
         return router.replicas[0].work
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(computed())
+    return _run(computed())
 
 
 def enough_replicas(
@@ -148,6 +147,24 @@ def quantile(values: Iterable[float], share: float) -> float | None:
     """Return the least value that so many of all are not above (nearest rank); None of none."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else None
+
+
+T = TypeVar("T")
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a virtual clock; in a thread where this one has a loop that runs, as a notebook's has."""
+
+    def run() -> T:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(work)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run()
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(run).result()
 
 
 async def _simulated(trace: Sequence[Asked], service: Service, num_replicas: int, policy: PlacementPolicy) -> Outcome:

@@ -150,8 +150,9 @@ def test_where_nothing_listens_the_error_says_what_to_do() -> None:
     client.close()
 
 
-def test_what_was_ignored_and_which_seed_was_drawn_is_told(client: Client) -> None:
+def test_what_was_ignored_who_answered_and_which_seed_was_drawn_is_told(client: Client) -> None:
     answer = client.complete(PROMPT, "demo", max_tokens=4, nobodys_own=1)
+    assert answer.told["served"] == "demo"
     assert answer.told["ignored"] == "nobodys_own"
     assert "nobodys_own" in answer._repr_html_()
     again = client.complete(PROMPT, "demo", max_tokens=4, seed=int(answer.told["seed"]))

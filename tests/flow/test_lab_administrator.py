@@ -1,4 +1,4 @@
-"""What an administrator does in a notebook is done in the store, and what the ledger tells is a table."""
+"""What an administrator does in a notebook is done in the store, and what is told of ledger and adapters is a table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ import httpx2
 import pytest
 
 from serve_app.core.ledger import Row
+from serve_app.http.app import build_app
+from serve_app.http.guard import Door
 from serve_app.lab.administrator import Administrator
 from serve_app.lab.client import Background, Client
 from serve_app.lab.errors import ServiceError
+from serve_app.router.publishing import Publishing
+from serve_app.router.rollouts import Rollouts
+from serve_app.router.router import Router
 from tests.flow.house import House
+from tests.flow.test_publishing import adapter_at
 
 AT = 1.8e9
 
@@ -86,3 +92,40 @@ def test_the_ledger_is_a_table_by_what_was_asked_for(house: House, administrator
     assert told.loc[("acme", "tiny"), ["requests", "cost"]].to_list() == [2, 1.0]
     assert list(administrator.ledger("tenant", tenant="beta").index) == ["beta"]
     assert len(administrator.ledger("tenant,model", since="2999-01-01")) == 0
+
+
+@pytest.fixture
+def publisher(house: House, administrator: Administrator, tmp_path: Path) -> Administrator:
+    """The same service, whose adapters are below this folder."""
+    publishing = Publishing(house.fleet, roots=[str(tmp_path)])
+    door = Door(identify=lambda key: house.store.directory(b"p" * 32).identify(key, 1.0), administer=house.administer)
+    house.app = build_app(
+        Router(house.fleet, rollouts=Rollouts(publishing, house.fleet)), door=door, publishing=publishing
+    )
+    return Administrator("http://door", house.admin, http_client=asking(house), background=administrator.background)
+
+
+def test_an_adapter_is_published_tried_taken_back_and_withdrawn(
+    publisher: Administrator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    adapter_at(tmp_path, "law")
+    first = publisher.publish("tiny:law", Path("law"))
+    assert publisher.adapters().loc["tiny:law", ["version", "replicas"]].to_list() == [first, 1]
+    tried = publisher.publish("tiny:law", adapter_at(tmp_path, "law-2", b"v2"), canary="5%")
+    row = publisher.adapters().loc["tiny:law"]
+    assert row[["version", "canary.version", "canary.share"]].to_list() == [first, tried, 0.05]
+    assert publisher.roll_back("tiny:law") == first
+    with pytest.raises(ServiceError, match="lora_name"):
+        publisher.publish("tiny:law", tmp_path / "law-2")
+    assert publisher.publish("tiny:law", tmp_path / "law-2", in_place=True) == tried
+    assert publisher.roll_back("tiny:law") == first
+    publisher.withdraw("tiny:law")
+    assert "tiny:law" not in publisher.adapters().index
+
+
+def test_what_was_changed_is_a_table_of_events(administrator: Administrator) -> None:
+    administrator.key_of("research")
+    events = administrator.events()
+    assert events["action"].to_list()[-2:] == ["add tenant", "create key"]
+    assert len(administrator.events(after=int(events["id"].iloc[-1]))) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from serve_app.router.admission import AdmissionSettings
@@ -33,6 +35,11 @@ def test_the_same_trace_gives_the_same_outcome() -> None:
     for policy in ("warm", "random"):
         first, second = (simulate(DOCUMENTS, service(), num_replicas=3, policy=policy) for _ in range(2))  # type: ignore[arg-type]
         assert first == second
+
+
+async def test_where_a_loop_runs_as_in_a_notebook_the_outcome_is_the_same() -> None:
+    found = simulate(alone(100, 11), service(), num_replicas=1, policy="warm")
+    assert found == await asyncio.to_thread(simulate, alone(100, 11), service(), num_replicas=1, policy="warm")
 
 
 def test_documents_stay_where_they_are_warm() -> None:
