@@ -59,7 +59,9 @@ class Events:
         return self.num_texts - before
 
 
-async def drive(url: str, bodies: Iterable[dict[str, Any]], *, concurrency: int) -> list[Answer]:
+async def drive(
+    url: str, bodies: Iterable[dict[str, Any]], *, concurrency: int, key: str | None = None
+) -> list[Answer]:
     """All requests, by so many workers; an answer of each, errors among them."""
     waiting: Iterator[dict[str, Any]] = iter(bodies)
     answers: list[Answer] = []
@@ -68,10 +70,16 @@ async def drive(url: str, bodies: Iterable[dict[str, Any]], *, concurrency: int)
         for body in waiting:  # one iterator, which all workers take from
             answers.append(await ask(session, url, body))
 
-    limits = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limits) as session:
+    async with session_with(key) as session:
         await asyncio.gather(*(work(session) for _ in range(concurrency)))
     return answers
+
+
+def session_with(key: str | None) -> aiohttp.ClientSession:
+    """A session of any number of connections; with the key, if the service asks for one."""
+    limits = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=limits, headers=headers)
 
 
 async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Answer:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 Priority = Literal["interactive", "standard", "batch"]
+BATCH: Priority = "batch"
+"""The class of what nobody waits for."""
 Key = TypeVar("Key", bound=Hashable)
 
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from serve_app.core.bounded import PositiveFloat, PositiveInt
 from serve_app.core.errors import Overloaded, ServeError, Unauthenticated, Unavailable
-from serve_app.core.shares import Share
+from serve_app.core.shares import BATCH, Share
 from serve_app.router.appointments import MAX_RETRY_S, Appointments, Pace
 from serve_app.router.turns import Active, Turns, is_room
 
@@ -29,7 +29,6 @@ REFUSALS_PER_S = 200.0
 """Further refusals are told later: clients that retry at once would take the router's time from admitted requests."""
 MAX_REFUSAL_DELAY_S = 5.0
 ANYBODY = Share()
-BATCH = "batch"
 NOBODY: Mapping[str, int] = MappingProxyType({})
 
 

@@ -29,6 +29,7 @@ from serve_app.core.batches import (
 )
 from serve_app.core.errors import ServeError
 from serve_app.core.ledger import Row
+from serve_app.core.shares import BATCH
 from serve_app.core.tenants import Identity, Tenant
 from serve_app.router.batch_files import Ask, BatchFiles, request_id
 from serve_app.router.ledger_writer import LedgerWriter
@@ -327,7 +328,7 @@ class BatchWorker:
         tenant = self._tenant_of(name)
         if tenant is None:
             return None
-        tenant = replace(tenant, priority="batch")
+        tenant = replace(tenant, priority=BATCH)
         if self._views.get(name, (None,))[0] != tenant:
             router = self._router.seen_by(tenant)
             accounting = self._router.accounting

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from serve_app.cli.processes import Process, processes_of_runs
+from serve_app.cli.processes import Process, end_runs, processes_of_runs
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 180.0
@@ -96,6 +96,14 @@ class Started:
     def until_a_worker_runs(self) -> None:
         """From then on Ray has started all of its own processes."""
         self.until(lambda: any(each.command.startswith("ray::Serve") for each in self.processes()))
+
+    def start_anew(self) -> None:
+        """End every process by SIGKILL, `serve_app up` among them, and begin once more in the same folder."""
+        self.process.kill()
+        self.process.wait()
+        end_runs(f"{self.port}-")
+        self.process = self._begun()
+        self.until_ready()
 
     def end(self) -> None:
         """Whatever is left of it after a test that failed."""

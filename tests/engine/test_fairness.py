@@ -7,6 +7,7 @@ import random
 import pytest
 
 from serve_app.core.shares import Share
+from serve_app.engine.scheduler.planner import MOST_WITHOUT
 from serve_app.engine.scheduler.policy import FairShares, Rules
 from serve_app.engine.scheduler.sequence import Batch
 from tests.engine.simulated import FirstCome, Simulation
@@ -145,6 +146,22 @@ def test_classes_go_before_each_other_and_age_bounds_the_wait(seconds: float) ->
             begun_at, mine = simulation.now, simulation.ask(later, 20, 20)
     a_place_is_free_s = 25 * simulation.prices.step_s * 2
     assert all(2 * seconds <= wait <= 2 * seconds + a_place_is_free_s for wait in waits)
+
+
+def test_batches_sit_out_while_a_prompt_of_a_higher_class_is_computed_and_some_steps_at_most() -> None:
+    simulation = Simulation(num_places=4)
+    now, later = Share(flow="one"), Share(flow="one", priority="batch")
+    kept = [simulation.ask(later, 20, 10_000) for _ in range(2)]
+    simulation.run(4)
+    simulation.ask(now, 250, 1)
+    assert {span.sequence.request.share for span in simulation.step().spans} == {now}
+    assert len(simulation.step().spans) == 2, "as soon as no prompt is left"
+
+    before = [each.num_generated for each in kept]
+    for _ in range(10 * (MOST_WITHOUT + 1)):
+        simulation.ask(now, 250, 1)
+        simulation.step()
+    assert [each.num_generated - old for each, old in zip(kept, before, strict=True)] == [10, 10]
 
 
 def test_who_had_no_turn_for_the_longest_wait_is_next_though_new_flows_come_for_ever() -> None:

@@ -1,8 +1,9 @@
 """Plans a step: how far each of the running sequences gets, within a budget of tokens.
 
-1. every sequence that misses one token, or forced ones too, gets them; the policy says which rows sit out;
-2. prompts get what the pace allows beside those that decode, as it has learned from steps; the policy divides it;
-3. where no prompt is computed, guesses take what is left of the budget.
+1. while a prompt of a higher class is computed, sequences of the class `batch` sit out;
+2. every sequence that misses one token, or forced ones too, gets them; the policy says which rows sit out;
+3. prompts get what the pace allows beside those that decode, as it has learned from steps; the policy divides it;
+4. where no prompt is computed, guesses take what is left of the budget.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from functools import partial
 
+from serve_app.core.shares import BATCH
 from serve_app.engine.scheduler.policy import NONE_BEYOND, Beyond, Claim, FairShares
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 from serve_app.engine.speculation.speculator import Speculator
@@ -35,6 +37,8 @@ LOOK_AGAIN = 32
 """After so many steps with prompts, or rows of others, one is made without, to see what it takes by now."""
 LOOK_SELDOM = 8
 """So many times as seldom where nothing of others was left out."""
+MOST_WITHOUT = 8
+"""Steps in a row that the class `batch` sits out for prompts of higher classes, so that it gets on beside many."""
 
 
 def work_clock(device_type: str) -> Callable[[], float]:
@@ -190,6 +194,7 @@ class Planner:
         self._max_logit_rows = max_logit_rows
         self._max_near = 1 + max_forced
         self._clock = clock
+        self._num_without = 0  # steps in a row that had no room for the class `batch`
 
     def batch(self, running: Items[Sequence], pace: Pace, *, cuts: Cuts) -> Batch:
         """Plan a step; no sequence is in it whose prefix is still being copied.
@@ -198,6 +203,7 @@ class Planner:
         cuts:    up to where some prompts had better be computed where nobody decodes
         """
         ready = [each for each in running if (holding := each.place.holding) is not None and not holding.pending]
+        ready = self._without_batches(ready)
         near = [each for each in ready if self.is_near(each)]
         prompts = [each for each in ready if not self.is_near(each)]
         chosen, beyond = self._chosen(near, pace, has_prompts=bool(prompts))
@@ -210,6 +216,15 @@ class Planner:
     def is_near(self, sequence: Sequence) -> bool:
         """Return whether it misses no more than one token and those that it forced."""
         return sequence.num_missing == 1 or (sequence.is_prompt_computed and sequence.num_missing <= self._max_near)
+
+    def _without_batches(self, ready: Items[Sequence]) -> Items[Sequence]:
+        """Leave out the class `batch` while a prompt of a higher class is computed, so many steps in a row at most."""
+        others = [each for each in ready if each.request.share.priority != BATCH]
+        if self._num_without < MOST_WITHOUT and not all(each.is_prompt_computed for each in others):
+            self._num_without += 1
+            return others
+        self._num_without = 0
+        return ready
 
     def _chosen(self, near: Items[Sequence], pace: Pace, *, has_prompts: bool) -> tuple[Items[Sequence], Beyond]:
         """Return those whose rows do not sit out; the last tokens of prompts are all computed."""
