@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.rows import SHORT, RowsPlan
+from serve_app.engine.kv.rows import SHORT
 from serve_app.engine.kv.storage import GroupedPlan, Holding, KeyValueShape, LayerShape, Reading
 from serve_app.kernels.cpu import rows as kernels
 from serve_app.kernels.cpu.attention import STRETCH, Form
@@ -223,7 +223,7 @@ def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch
     pages, asked = storage(), readings((30, 1))
     query = drawn(1, 4, DIM)
     key = value = drawn(1, KV_HEADS, DIM)
-    plan = RowsPlan(pages, asked, written_at(pages, asked))
+    plan = pages.plan(asked, written_at(pages, asked))
     with pytest.raises(AssertionError):
         plan.run(0, query, key, value, scoring=Scoring(scale=1.0))
     for scoring in (Scoring(scale=1.0, softcap=20.0), Scoring(scale=1.0, sinks=torch.zeros(4))):

@@ -21,6 +21,7 @@ from serve_app.engine.kv.storage import (
     Holding,
     KeyValueShape,
     Reading,
+    Slots,
     attend,
     mask_of,
     runs,
@@ -28,36 +29,6 @@ from serve_app.engine.kv.storage import (
 )
 from serve_app.kernels.forms import Scoring, Tiles
 from serve_app.kernels.interface import Kernels, paged_kernels
-
-
-@dataclass(frozen=True, slots=True)
-class Slots:
-    """One layer's keys or values.
-
-    pages:   [blocks, block_size, heads, dim]
-    flat:    the same memory, [slots, heads, dim], in which a block's positions follow one another
-    spacing: slots from one block to the next
-    """
-
-    pages: Tensor
-    flat: Tensor
-    spacing: int
-
-    @classmethod
-    def of(cls, pages: Tensor) -> Slots:
-        """Return the slots of such pages. Between two of them may lie those of other layers."""
-        (blocks, size), (block_stride, stride) = pages.shape[:2], pages.stride()[:2]
-        spacing = block_stride // stride
-        flat = pages.as_strided(((blocks - 1) * spacing + size, *pages.shape[2:]), pages.stride()[1:])
-        return cls(pages, flat, spacing)
-
-    def numbers(self, places: Tensor) -> Tensor:
-        """Return the slots of places, as a `Storage` numbers those."""
-        size = self.pages.shape[1]
-        return places if self.spacing == size else places // size * self.spacing + places % size
-
-    def write(self, places: Tensor, new: Tensor) -> None:
-        self.flat.index_copy_(0, self.numbers(places), new)
 
 
 class PageStorage:
@@ -130,7 +101,7 @@ class PageStorage:
 
     def _own_plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         if self._attends_to_rows:
-            return RowsPlan(self, readings, places)
+            return RowsPlan(self, self._slots, readings, places, groups_of=self.groups)
         if not self._has_triton:
             return GroupedPlan(self, self.groups(readings), places)
         split = paged_kernels().split_of(self._max_model_len)
@@ -150,10 +121,6 @@ class PageStorage:
             if reading.length > 1:
                 found += tiles(reading, self._table([reading.blocks], reading.num_keys))
         return found
-
-    def slots(self, layer: int) -> tuple[Slots, Slots]:
-        """Return one layer's keys and values."""
-        return self._slots[layer]
 
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         for slots, new in zip(self._slots[layer], (key, value), strict=True):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from serve_app.engine.kv.storage import Group, GroupedPlan, Reading, attend_to_groups
+from serve_app.engine.kv.storage import Group, GroupedPlan, Reading, Slots, Storage, attend_to_groups
 from serve_app.kernels.forms import Row, Scoring
 from serve_app.kernels.interface import attention_of_rows
 
 if TYPE_CHECKING:
-    from serve_app.engine.kv.pages import PageStorage, Slots
     from serve_app.kernels.cpu.rows import RowsKernel, Table
 
 SHORT = 8
@@ -24,10 +23,24 @@ class RowsPlan:
     """An `AttentionPlan` on CPUs: our own kernel for short spans, torch for long prompts.
 
     A layer that the kernel does not know, with a cap, sinks or some sizes of heads, is torch's.
+
+    layers:    of each its keys and its values
+    groups_of: what torch attends to in one call each
     """
 
-    def __init__(self, storage: PageStorage, readings: Sequence[Reading], places: Tensor) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        layers: Sequence[tuple[Slots, Slots]],
+        readings: Sequence[Reading],
+        places: Tensor,
+        *,
+        groups_of: Callable[[Sequence[Reading]], list[Group]],
+    ) -> None:
         self._storage = storage
+        self._layers = layers
+        self._block_size = layers[0][0].pages.shape[1]
+        self._groups_of = groups_of
         self._places = places
         self._readings = readings
         self._ours = [each for each in readings if each.length <= SHORT]
@@ -38,7 +51,7 @@ class RowsPlan:
         self._by_torch: GroupedPlan | None = None
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
-        keys, values = self._storage.slots(layer)
+        keys, values = self._layers[layer]
         kernel = kernel_of(query, keys.flat, values.flat, scoring) if self._ours else None
         if kernel is None:
             return self._plan_of_torch().run(layer, query, key, value, scoring=scoring)
@@ -60,26 +73,26 @@ class RowsPlan:
     def _read_in(self, slots: Slots) -> Tensor:
         """Return the slots of what our readings see, whole blocks."""
         if slots.spacing not in self._read:
-            size = self._storage.block_size
+            size = self._block_size
             blocks = torch.tensor([block for each in self._ours for block in _blocks_of(each, size)])
             self._read[slots.spacing] = (blocks[:, None] * slots.spacing + torch.arange(size)).flatten()
         return self._read[slots.spacing]
 
     def _groups(self) -> Sequence[Group]:
         if self._others is None:
-            self._others = self._storage.groups([each for each in self._readings if each.length > SHORT])
+            self._others = self._groups_of([each for each in self._readings if each.length > SHORT])
         return self._others
 
     def _tables_for(self, kernel: RowsKernel, scoring: Scoring) -> list[Table]:
         name = scoring.window, scoring.chunk
         if name not in self._tables:
-            rows = rows_of(self._ours, self._storage.block_size, window=scoring.window, chunk=scoring.chunk)
+            rows = rows_of(self._ours, self._block_size, window=scoring.window, chunk=scoring.chunk)
             self._tables[name] = kernel.tables(rows)
         return self._tables[name]
 
     def _plan_of_torch(self) -> GroupedPlan:
         if self._by_torch is None:
-            self._by_torch = GroupedPlan(self._storage, self._storage.groups(self._readings), self._places)
+            self._by_torch = GroupedPlan(self._storage, self._groups_of(self._readings), self._places)
         return self._by_torch
 
 

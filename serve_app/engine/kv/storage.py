@@ -58,6 +58,36 @@ class Storage(Protocol):
         """Return one layer's keys and values of a table of blocks, each [rows, positions, heads, dim]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """One layer's keys or values.
+
+    pages:   [blocks, block_size, heads, dim]
+    flat:    the same memory, [slots, heads, dim], in which a block's positions follow one another
+    spacing: slots from one block to the next
+    """
+
+    pages: Tensor
+    flat: Tensor
+    spacing: int
+
+    @classmethod
+    def of(cls, pages: Tensor) -> Slots:
+        """Return the slots of such pages. Between two of them may lie those of other layers."""
+        (blocks, size), (block_stride, stride) = pages.shape[:2], pages.stride()[:2]
+        spacing = block_stride // stride
+        flat = pages.as_strided(((blocks - 1) * spacing + size, *pages.shape[2:]), pages.stride()[1:])
+        return cls(pages, flat, spacing)
+
+    def numbers(self, places: Tensor) -> Tensor:
+        """Return the slots of places, as a `Storage` numbers those."""
+        size = self.pages.shape[1]
+        return places if self.spacing == size else places // size * self.spacing + places % size
+
+    def write(self, places: Tensor, new: Tensor) -> None:
+        self.flat.index_copy_(0, self.numbers(places), new)
+
+
 class AttentionPlan(Protocol):
     """One step's attention, prepared once for all layers by the storage that it reads."""
 
