@@ -87,7 +87,7 @@ def measure(name: str, folder: Path, asked: Items[Case], device: torch.device, *
     settings = {
         "name": "bench", "path": str(model), "dtype": "bfloat16", "device": device.type, "threads": 4,
         "max_num_sequences": max(case.rows for case in asked), "max_batch_tokens": 2048, "max_adapters": max(1, count),
-        "prefix_cache": False, "kv_storage": "pages", "max_model_len": 2 * max(case.context for case in asked),
+        "prefix_cache": False, "max_model_len": 2 * max(case.context for case in asked),
     }  # fmt: skip
     adapters = make_adapters(model, count, folder / f"{name}-adapters")
     bench = Bench(settings, adapters)

@@ -29,7 +29,7 @@ class Watched:
     cycle, cycle_queued: from the end of the step before to this one's
     parts:    of `wall`, by the word of the engine's loop
     collected: what Python's collector took of it
-    num_loads, num_copied: adapters sent for, and positions copied, since the step before
+    num_loads: adapters sent for since the step before
     """
 
     at: float
@@ -44,7 +44,6 @@ class Watched:
     num_decoding: int
     num_prompt_tokens: int
     num_loads: int
-    num_copied: int
 
     @property
     def blocked(self) -> float:
@@ -62,7 +61,7 @@ class Watched:
             "queued": round(self.queued, 1), "blocked": round(self.blocked, 1), "collected": round(self.collected, 1),
             "parts": {name: round(spent, 1) for name, spent in self.parts.items() if spent >= 0.05},
             "decoding": self.num_decoding, "prompt_tokens": self.num_prompt_tokens, "loads": self.num_loads,
-            "copied": self.num_copied, "helpers_queued": round(self.helpers_queued, 1),
+            "helpers_queued": round(self.helpers_queued, 1),
         }  # fmt: skip
 
 
@@ -127,7 +126,7 @@ class WatchedEngine(Engine):
         async_steps: Any = self._steps
         for name, word in (("_runner", "forward"), ("_verifier", "draw")):
             setattr(async_steps, name, Timed(getattr(async_steps, name), word, self._spent))
-        self._num_loads = self._num_copied = 0
+        self._num_loads = 0
         self._ended_at, self._queued_before = 0.0, 0
         self._helpers: list[int] | None = None
 
@@ -141,7 +140,7 @@ class WatchedEngine(Engine):
         wall = (time.monotonic() - at) * 1e3
         cpu_after, queued_after = thread_ns()
         if self.num_steps > num_steps:
-            loads, copied = self._slots.num_loads, self._store.num_copied_tokens
+            loads = self._slots.num_loads
             self.steps.append(
                 Watched(
                     at=at,
@@ -156,10 +155,9 @@ class WatchedEngine(Engine):
                     num_decoding=self._batch.num_decoding,
                     num_prompt_tokens=self._batch.num_prompt_tokens,
                     num_loads=loads - self._num_loads,
-                    num_copied=copied - self._num_copied,
                 )
             )
-            self._num_loads, self._num_copied = loads, copied
+            self._num_loads = loads
         self._ended_at, self._queued_before = at + wall / 1e3, queued_after
         return deltas
 

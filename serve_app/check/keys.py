@@ -15,6 +15,8 @@ from serve_app.check.document import Finding, Path
 
 PASSWORD = re.compile(r"://[^@/\s]*@")
 """Of a URL, with the user's name."""
+GONE = {"kv_storage": "; it is gone: keys and values are in pages on every device. Leave it out"}
+"""Settings of earlier versions, with what a file that has one is told."""
 PUBLIC_RUNTIME_ENV_KEYS = frozenset(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
 
 
@@ -72,7 +74,8 @@ def _keys_outside(data: dict[Any, Any], known: Iterable[str], path: Path) -> Ite
     known = set(known)
     for key in data:
         if key not in known:
-            yield Finding(path=(*path, str(key)), message=f"unknown key {str(key)!r}{nearest(str(key), known)}")
+            told = GONE.get(str(key)) or nearest(str(key), known)
+            yield Finding(path=(*path, str(key)), message=f"unknown key {str(key)!r}{told}")
 
 
 def _nested(value: Any, annotation: Any, path: Path) -> Iterator[tuple[Any, Path, type[BaseModel]]]:

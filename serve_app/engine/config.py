@@ -32,10 +32,9 @@ class EngineConfig:
     max_logit_rows:    rows of prompt scoring per step, which bounds the memory of logits
     kv_cache_bytes:    budget of the KV cache of all shards, live and cached. "auto" is a quarter of the memory that is
                        free once the weights are loaded (85 % on a GPU), at most what all sequences could fill
-    kv_storage:        "lanes" are contiguous, "pages" are shared; "auto" is pages on cuda, else lanes
-    kernels:           which kernels compute paged attention and adapters; "torch" gathers the pages first. "auto" is
-                       flashinfer on cuda if it is installed, else triton if its kernels pass a check at start, else
-                       torch. flashinfer leaves some layers, graphs and adapters to triton
+    kernels:           which kernels compute attention and adapters; "torch" gathers pages first, on CPUs of prompts
+                       alone. "auto" is flashinfer on cuda if it is installed, else triton if its kernels pass a check,
+                       else torch. flashinfer leaves some layers, graphs and adapters to triton
     graphs:            whether decode steps are captured as CUDA graphs and replayed; "auto" is on cuda, if the kernels
                        follow the block tables, the model runs in the decoder loop and is not sharded
     run_ahead:         whether a step may launch while the one before is computed, if it needs nothing but its tokens;
@@ -104,7 +103,6 @@ class EngineConfig:
     max_batch_tokens: PositiveInt = 512
     max_logit_rows: PositiveInt = 64
     kv_cache_bytes: PositiveInt | Literal["auto"] = "auto"
-    kv_storage: Literal["auto", "lanes", "pages"] = "auto"
     kernels: Literal["auto", "flashinfer", "triton", "torch"] = "auto"
     graphs: Literal["auto", "none"] = "auto"
     run_ahead: Literal["auto", "none"] = "auto"
@@ -172,7 +170,3 @@ class EngineConfig:
             age_s=self.class_age_s,
             max_wait_s=self.max_turn_wait_s,
         )
-
-    def is_paged(self, device_type: str) -> bool:
-        """Whether keys and values are kept in pages on such a device."""
-        return device_type != "cpu" if self.kv_storage == "auto" else self.kv_storage == "pages"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One query: which packed token it is, and its keys, from a position of the storage on."""
+    """One query: which packed token it is, and its keys, from a position in the step's slots on."""
 
     token: int
     position: int

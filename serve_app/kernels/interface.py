@@ -101,15 +101,12 @@ def choose_kernels(
     wanted: Literal["auto", "flashinfer", "triton", "torch"],
     device: torch.device,
     *,
-    is_paged: bool,
     has: Callable[[str], bool] = has_package,
 ) -> list[Kernels]:
     """Return who is tried, one after the other; "auto" is the best that can be had on a GPU, else torch.
 
-    Lanes have only torch's. has: whether a package is installed
+    has: whether a package is installed
     """
-    if not is_paged:
-        return ["torch"]
     if wanted != "auto":
         return [wanted]
     if device.type != "cuda" or not has("triton"):  # FlashInfer leaves some layers and all graphs to Triton's

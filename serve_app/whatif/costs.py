@@ -22,7 +22,7 @@ class Work(NamedTuple):
     steps:    how many;  rows: sequences that decode, summed over steps
     prompt_tokens: computed;  prompt_pairs: of a prompt's token and one before it
     chunks:   of prompts: each step computes one of every prompt that it goes on with
-    context:  tokens that rows attend to;  copied: positions that were moved so that a sequence could begin
+    context:  tokens that rows attend to
     adapters: different ones in a step, summed over steps
     """
 
@@ -31,7 +31,6 @@ class Work(NamedTuple):
     prompt_pairs: float = 0.0
     rows: float = 0.0
     context: float = 0.0
-    copied: float = 0.0
     adapters: float = 0.0
     chunks: float = 0.0
 
@@ -55,7 +54,6 @@ class StepCosts:
     rows: float
     prompt_pairs: float = 0.0
     context: float = 0.0
-    copied: float = 0.0
     adapters: float = 0.0
     chunks: float = 0.0
     request_s: float = 0.0
@@ -72,7 +70,6 @@ class StepCosts:
             + self.prompt_pairs * work.prompt_pairs
             + self.rows * work.rows
             + self.context * work.context
-            + self.copied * work.copied
             + self.adapters * work.adapters
             + self.chunks * work.chunks
         )

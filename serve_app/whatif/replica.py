@@ -23,17 +23,11 @@ from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.whatif.costs import StepCosts, Work
 
-PIECE_BLOCKS = 16
-"""Of lanes, which give back whole pages of memory; it depends on the model, and little depends on it."""
 TOKEN = 0
 
 
 class NoContents:
-    """A storage of blocks in which nothing is. shares_held: as of pages, and not of lanes"""
-
-    def __init__(self, *, shares_held: bool) -> None:
-        self.shares_held = shares_held
-        self.piece_blocks = 1 if shares_held else PIECE_BLOCKS
+    """A storage of blocks in which nothing is."""
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: None
@@ -62,12 +56,11 @@ class SimulatedReplica:
     def __init__(self, replica_id: str, model: ModelCard, config: EngineConfig, costs: StepCosts) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self._id, self._model, self._costs = replica_id, model, costs
-        is_paged = config.is_paged("cpu" if config.device == "auto" else config.device)
         num_blocks = costs.num_blocks
         if isinstance(config.kv_cache_bytes, int) and costs.block_bytes:
             num_blocks = max(1, config.kv_cache_bytes // costs.block_bytes)
         self.store = KeyValueStore(
-            cast(Storage, NoContents(shares_held=is_paged)), num_blocks=num_blocks, block_size=config.block_size,
+            cast(Storage, NoContents()), num_blocks=num_blocks, block_size=config.block_size,
             num_places=config.num_places, num_spare=config.num_spare_places,
         )  # fmt: skip
         loader = VirtualLoader(loop, costs.load_s)
@@ -83,7 +76,6 @@ class SimulatedReplica:
         )  # fmt: skip
         self._frames: asyncio.Queue[Frame] = asyncio.Queue()
         self._is_awake = False
-        self._num_copied = 0
         self.num_steps = self.num_computed = 0
         self.work = Work()
 
@@ -145,7 +137,6 @@ class SimulatedReplica:
         self._loop.call_later(step_s, self._end_step, batch, step_s, self._now_ns())
 
     def _work_of(self, batch: Batch) -> Work:
-        copied, self._num_copied = self.store.num_copied_tokens - self._num_copied, self.store.num_copied_tokens
         rows = [span for span in batch.spans if span.decodes]
         prompts = [span for span in batch.spans if not span.decodes]
         return Work(
@@ -154,7 +145,6 @@ class SimulatedReplica:
             prompt_pairs=sum(span.length * (span.start + span.length / 2) for span in prompts),
             rows=len(rows),
             context=sum(span.start for span in rows),
-            copied=copied,
             chunks=len(prompts),
             adapters=len({span.sequence.request.model.version for span in batch.spans} - {""}),
         )

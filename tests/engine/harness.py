@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,6 @@ from serve_app.engine.decoder.record import RecordBounds
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.driver import ReplicaEngine
 from serve_app.engine.engine import Engine
-from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.replica.service import ModelService
@@ -36,11 +34,6 @@ def config(path: Path | str, **changes: object) -> EngineConfig:
         name="toy", path=str(path), dtype="float32", max_num_sequences=8, max_batch_tokens=40, kv_cache_bytes=64 << 20
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
-
-
-def exchange_storage(store: KeyValueStore, storage: Any) -> None:
-    """Have everything of the store use another storage, or one around its own."""
-    store.storage = store._filling.storage = store._releases._storage = storage
 
 
 def make_engine(

@@ -25,8 +25,6 @@ from tests.engine.harness import request
 class NoContents:
     """A storage of blocks in which nothing is."""
 
-    shares_held = True
-
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *arguments: None
 

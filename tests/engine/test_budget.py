@@ -10,7 +10,7 @@ import torch
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.budget import CPU_SHARE, check_adapters_fit, context_within, free_bytes, kv_budget
-from serve_app.engine.kv.lanes import Reservation
+from serve_app.engine.kv.reservation import Reservation
 from serve_app.engine.kv.storage import KeyValueShape
 from tests.engine.harness import config
 from tests.families.making import save_config

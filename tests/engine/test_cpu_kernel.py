@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serve_app.engine.kv.lanes import SHORT, LaneStorage, RowsPlan
-from serve_app.engine.kv.storage import GroupedPlan, KeyValueShape, Reading
+from serve_app.engine.kv.pages import PageStorage
+from serve_app.engine.kv.rows import SHORT
+from serve_app.engine.kv.storage import GroupedPlan, Holding, KeyValueShape, LayerShape, Reading
 from serve_app.kernels.cpu import rows as kernels
 from serve_app.kernels.cpu.attention import STRETCH, Form
 from serve_app.kernels.cpu.compiling import Kernel
@@ -21,7 +22,7 @@ from serve_app.kernels.openmp import libgomp
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
 
-KV_HEADS, DIM, LANE = 2, 32, 2048
+KV_HEADS, DIM, LONGEST, BLOCK = 2, 32, 2048, 16
 LENGTHS = (1, 63, 64, 65, 700, 2 * STRETCH, 2 * STRETCH + 1)
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -30,6 +31,11 @@ def kernel(group: int, dim: int, dtype: torch.dtype) -> RowsKernel:
     found = rows_kernel(group, dim, dtype)
     assert found is not None
     return found
+
+
+def scattered(count: int, *, seed: int = 4) -> Tensor:
+    """So many slots in an order that is drawn."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -48,10 +54,10 @@ def test_rows_of_any_length_and_form_get_what_torch_gives(group: int, dim: int, 
     query = drawn(len(LENGTHS), KV_HEADS * group, dim, dtype=dtype, seed=1) * 2
     keys, values = drawn(2, 3000, KV_HEADS, dim, dtype=dtype, seed=2)
     rows = [Row(token=at, position=3000 - length, num_keys=length) for at, length in enumerate(LENGTHS)]
-    output = torch.full_like(query, torch.nan)
-    kernel(group, dim, dtype).run(query, keys, values, Table(rows), output, scale=0.3 / dim**0.5)
+    output, slots = torch.full_like(query, torch.nan), scattered(3000)
+    kernel(group, dim, dtype).run(query, keys, values, slots, Table(rows), output, scale=0.3 / dim**0.5)
     for row in rows:
-        seen = slice(row.position, row.position + row.num_keys)
+        seen = slots[row.position : row.position + row.num_keys]
         expected = exact(query[row.token], keys[seen], values[seen], scale=0.3 / dim**0.5)
         torch.testing.assert_close(output[row.token].float(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 
@@ -61,7 +67,8 @@ def test_rows_of_any_length_and_form_get_what_torch_gives(group: int, dim: int, 
 def test_weights_may_be_flat_or_all_on_one_key(size: float, dtype: torch.dtype) -> None:
     query, (keys, values) = drawn(1, 4, DIM, dtype=dtype) * size, drawn(2, 600, KV_HEADS, DIM, dtype=dtype, seed=3)
     output, limit = torch.empty_like(query), 5 * TOLERANCES[dtype]
-    kernel(2, DIM, dtype).run(query, keys, values, Table([Row(token=0, position=0, num_keys=600)]), output, scale=1.0)
+    table = Table([Row(token=0, position=0, num_keys=600)])
+    kernel(2, DIM, dtype).run(query, keys, values, torch.arange(600), table, output, scale=1.0)
     torch.testing.assert_close(output[0].float(), exact(query[0], keys, values, scale=1.0), atol=limit, rtol=limit)
 
 
@@ -70,7 +77,7 @@ def test_the_mean_of_equal_values_is_each_of_them(dtype: torch.dtype) -> None:
     query, keys = drawn(3, 4, DIM, dtype=dtype), drawn(700, KV_HEADS, DIM, dtype=dtype, seed=1)
     values, output = torch.full_like(keys, 0.7109375), torch.empty_like(query)
     rows = [Row(token=at, position=0, num_keys=length) for at, length in enumerate((5, 64, 700))]
-    kernel(2, DIM, dtype).run(query, keys, values, Table(rows), output, scale=1.0)
+    kernel(2, DIM, dtype).run(query, keys, values, torch.arange(700), Table(rows), output, scale=1.0)
     torch.testing.assert_close(output, torch.full_like(output, 0.7109375), atol=0, rtol=1e-6)
 
 
@@ -79,19 +86,19 @@ def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads(
 ) -> None:
     query, (keys, values) = drawn(9, 14, 64, dtype=torch.bfloat16), drawn(2, 9000, KV_HEADS, 64, dtype=torch.bfloat16)
     rows = [Row(token=at, position=at * 900, num_keys=100 + 97 * at) for at in range(9)]
-    together = torch.empty_like(query)
+    together, slots = torch.empty_like(query), scattered(9000)
     attend = kernel(7, 64, torch.bfloat16)
-    attend.run(query, keys, values, Table(rows), together, scale=0.125)
+    attend.run(query, keys, values, slots, Table(rows), together, scale=0.125)
     threads = torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
         alone = torch.empty_like(query)
         for row in rows:
-            attend.run(query, keys, values, Table([row]), alone, scale=0.125)
+            attend.run(query, keys, values, slots, Table([row]), alone, scale=0.125)
         assert torch.equal(alone, together)
     torch.set_num_threads(threads)
     monkeypatch.setattr(kernels, "SHORT", 1 << 40)  # without a team
-    attend.run(query, keys, values, Table(rows), alone.zero_(), scale=0.125)
+    attend.run(query, keys, values, slots, Table(rows), alone.zero_(), scale=0.125)
     assert torch.equal(alone, together)
 
 
@@ -99,26 +106,26 @@ def test_many_long_rows_are_attended_to_in_calls_that_leave_little(monkeypatch: 
     query, (keys, values) = drawn(9, 4, DIM), drawn(2, 3000, KV_HEADS, DIM, seed=3)
     lengths = (100, 3000, 2900, 5, 600, 513, 3000, 1, 2)
     rows = [Row(token=at, position=3000 - length, num_keys=length) for at, length in enumerate(lengths)]
-    found = []
+    found, slots = [], scattered(3000)
     for most, expected in ((kernels.ITEMS, [9]), (7, [2, 2, 2, 2, 1]), (1, [1] * 9)):
         monkeypatch.setattr(kernels, "ITEMS", most)
         tables = RowsKernel.tables(rows)
         assert [table.num_rows for table in tables] == expected
         found.append(torch.full_like(query, torch.nan))
         for table in tables:
-            kernel(2, DIM, torch.float32).run(query, keys, values, table, found[-1], scale=0.2)
+            kernel(2, DIM, torch.float32).run(query, keys, values, slots, table, found[-1], scale=0.2)
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
 
 
 def test_engines_of_one_process_do_not_share_a_calls_state() -> None:
-    query, (keys, values) = drawn(32, 4, DIM), drawn(2, 32 * LANE, KV_HEADS, DIM)
-    attend = kernel(2, DIM, torch.float32)
+    query, (keys, values) = drawn(32, 4, DIM), drawn(2, 32 * LONGEST, KV_HEADS, DIM)
+    attend, slots = kernel(2, DIM, torch.float32), torch.arange(32 * LONGEST)
 
     def attended(lengths: Sequence[int]) -> Tensor:
-        rows = [Row(token=at, position=at * LANE, num_keys=length) for at, length in enumerate(lengths)]
+        rows = [Row(token=at, position=at * LONGEST, num_keys=length) for at, length in enumerate(lengths)]
         output = torch.full_like(query, torch.nan)
-        attend.run(query, keys, values, Table(rows), output, scale=0.2)
+        attend.run(query, keys, values, slots, Table(rows), output, scale=0.2)
         return output
 
     asked = [range(1, 65, 2), range(600, 1880, 40)]
@@ -130,11 +137,11 @@ def test_engines_of_one_process_do_not_share_a_calls_state() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
-    query, (keys, values) = drawn(4, 4, DIM, dtype=dtype), drawn(2, 4 * LANE, KV_HEADS, DIM, dtype=dtype)
-    keys[LANE + 5], values[2 * LANE + 600, 1], query[3] = torch.nan, torch.inf, 1e38
-    rows = [Row(token=at, position=at * LANE, num_keys=700) for at in range(4)]
-    output = torch.zeros_like(query)
-    kernel(2, DIM, dtype).run(query, keys, values, Table(rows), output, scale=1.0)
+    query, (keys, values) = drawn(4, 4, DIM, dtype=dtype), drawn(2, 4 * LONGEST, KV_HEADS, DIM, dtype=dtype)
+    keys[LONGEST + 5], values[2 * LONGEST + 600, 1], query[3] = torch.nan, torch.inf, 1e38
+    rows = [Row(token=at, position=at * LONGEST, num_keys=700) for at in range(4)]
+    output, slots = torch.zeros_like(query), torch.arange(4 * LONGEST)
+    kernel(2, DIM, dtype).run(query, keys, values, slots, Table(rows), output, scale=1.0)
     limit, expected = TOLERANCES[dtype], exact(query[0], keys[:700], values[:700], scale=1.0)
     torch.testing.assert_close(output[0].float(), expected, atol=limit, rtol=limit)
     assert output[1].isnan().all()
@@ -142,21 +149,30 @@ def test_what_is_no_number_stays_in_its_row(dtype: torch.dtype) -> None:
     assert not output[2, 2:].isfinite().all()
 
 
-def storage(dtype: torch.dtype = torch.float32) -> LaneStorage:
-    shape = KeyValueShape.uniform(layers=1, heads=KV_HEADS, key_dim=DIM, value_dim=DIM)
-    made = LaneStorage(shape, num_lanes=6, max_model_len=LANE, num_blocks=4, block_size=16, dtype=dtype)
-    for part, seed in zip(made.all_positions(0), (7, 8), strict=True):
-        part.copy_(drawn(*part.shape, seed=seed))
+def storage(dtype: torch.dtype = torch.float32) -> PageStorage:
+    """Layers of two sizes, full of numbers: what comes behind a row's keys is not zeros."""
+    layers = tuple(LayerShape(heads=KV_HEADS, key_dim=dim, value_dim=dim) for dim in (DIM, 2 * DIM, DIM))
+    made = PageStorage(
+        KeyValueShape(layers=layers), num_blocks=600, block_size=BLOCK, dtype=dtype, device=torch.device("cpu")
+    )
+    for seed, pool in enumerate(made._pools.values()):
+        pool.copy_(drawn(*pool.shape, seed=seed))
     return made
 
 
 def readings(*lengths: tuple[int, int]) -> list[Reading]:
-    """Of places in turn: where each starts, and of how many tokens it is."""
-    found, token = [], 0
+    """In turn: where each starts, and of how many tokens it is. Their blocks lie apart."""
+    found, token, blocks = [], 0, scattered(600).tolist()
     for place, (start, length) in enumerate(lengths):
-        found.append(Reading(first_token=token, place=place, blocks=(), start=start, length=length))
+        own = [blocks.pop() for _ in range(0, start + length, BLOCK)]
+        found.append(Reading(first_token=token, place=place, blocks=own, start=start, length=length))
         token += length
     return found
+
+
+def written_at(made: PageStorage, asked: Sequence[Reading]) -> Tensor:
+    spans = [(Holding(each.place, blocks=[*each.blocks]), each.start, each.num_keys) for each in asked]
+    return torch.tensor([place for span in spans for place in made.places(*span)])
 
 
 @pytest.mark.parametrize(
@@ -189,14 +205,12 @@ def test_a_step_is_attended_to_and_written_as_torch_would(
     scoring = Scoring(scale=DIM**-0.5, window=window, chunk=chunk)
     results, written = [], []
     for has_kernel in (True, False):
-        lanes = storage(dtype)
-        places = torch.tensor(
-            [lanes.first_position(each.place) + each.start + at for each in steps for at in range(each.length)]
-        )
-        plan = lanes.plan(steps, places) if has_kernel else GroupedPlan(lanes, lanes.groups(steps), places)
+        pages = storage(dtype)
+        places = written_at(pages, steps)
+        plan = pages.plan(steps, places) if has_kernel else GroupedPlan(pages, pages.groups(steps), places)
         new = (None, None) if is_reader else (key, value)
-        results.append(plan.run(0, query, *new, scoring=scoring))
-        written.append(torch.cat(lanes.all_positions(0)))
+        results.append(plan.run(2, query, *new, scoring=scoring))
+        written.append(pages._pools[KV_HEADS, DIM])
     torch.testing.assert_close(*results, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
     assert torch.equal(*written)
 
@@ -206,10 +220,10 @@ def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch
         raise AssertionError
 
     monkeypatch.setattr(RowsKernel, "run", fail)
-    lanes, (reading,) = storage(), readings((30, 1))
-    query, places = drawn(1, 4, DIM), torch.tensor([30])
+    pages, asked = storage(), readings((30, 1))
+    query = drawn(1, 4, DIM)
     key = value = drawn(1, KV_HEADS, DIM)
-    plan = RowsPlan(lanes, [reading], places)
+    plan = pages.plan(asked, written_at(pages, asked))
     with pytest.raises(AssertionError):
         plan.run(0, query, key, value, scoring=Scoring(scale=1.0))
     for scoring in (Scoring(scale=1.0, softcap=20.0), Scoring(scale=1.0, sinks=torch.zeros(4))):

@@ -140,7 +140,7 @@ def test_the_last_page_has_a_position_at_least() -> None:
 @pytest.mark.slow
 def test_an_engine_over_it_gives_the_same_texts() -> None:
     wrapper = PlainWrapper()
-    plain, own = (make_engine(config(DEMO, kv_storage="pages", kernels="torch")) for _ in range(2))
+    plain, own = (make_engine(config(DEMO, kernels="torch")) for _ in range(2))
     own._store.storage._flashinfer = FlashInfer(lambda: wrapper)  # type: ignore[attr-defined]
     wanted = [(request(f"{number}", max_tokens=6), [40 + number] * (1 + 20 * number)) for number in range(4)]
     expected, found = (complete(engine, wanted) for engine in (plain, own))

@@ -60,7 +60,7 @@ class Recorded:
 
 
 def paged(**changes: object) -> EngineConfig:
-    return config(DEMO, kv_storage="pages", kernels="torch", **changes)
+    return config(DEMO, kernels="torch", **changes)
 
 
 def endless(settings: EngineConfig) -> Engine:
@@ -191,12 +191,6 @@ def test_what_a_graph_computes_is_compared_before_anything_is_computed_by_it(cap
     assert tokens(found) == tokens(expected)
     assert not recorded.num_replayed
     assert caplog.text.count("what was recorded differs from what is computed, by up to 3") == len(sizes_up_to(8))
-
-
-def test_lanes_and_models_of_others_have_no_graphs() -> None:
-    engine = make_engine(config(DEMO))
-    engine._runner.record_steps(Recorded(), num_places=8)
-    assert engine._runner.graphs is None
 
 
 def test_steps_that_are_more_than_a_token_of_each_are_not_of_graphs() -> None:

@@ -18,13 +18,13 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "is_paged", "chosen"),
-    [("auto", True, "torch"), ("triton", True, "triton"), ("triton", False, "torch"), ("torch", True, "torch")],
+    ("wanted", "chosen"),
+    [("auto", "torch"), ("triton", "triton"), ("torch", "torch")],
 )
 def test_on_a_cpu_tritons_are_taken_only_where_they_are_asked_for(
-    wanted: Literal["auto", "triton", "torch"], is_paged: bool, chosen: str
+    wanted: Literal["auto", "triton", "torch"], chosen: str
 ) -> None:
-    assert choose_kernels(wanted, CPU, is_paged=is_paged) == [chosen]
+    assert choose_kernels(wanted, CPU) == [chosen]
 
 
 @pytest.mark.parametrize(
@@ -37,18 +37,18 @@ def test_on_a_cpu_tritons_are_taken_only_where_they_are_asked_for(
     ],
 )
 def test_on_a_gpu_the_best_that_is_installed_is_tried_first(installed: set[str], tried: list[str]) -> None:
-    assert choose_kernels("auto", CUDA, is_paged=True, has=installed.__contains__) == tried
-    assert choose_kernels("auto", CPU, is_paged=True, has=installed.__contains__) == ["torch"]
-    assert choose_kernels("triton", CUDA, is_paged=True, has=installed.__contains__) == ["triton"]
+    assert choose_kernels("auto", CUDA, has=installed.__contains__) == tried
+    assert choose_kernels("auto", CPU, has=installed.__contains__) == ["torch"]
+    assert choose_kernels("triton", CUDA, has=installed.__contains__) == ["triton"]
 
 
 @pytest.mark.skipif(find_spec("flashinfer") is not None, reason="flashinfer is installed")
 def test_flashinfer_that_was_asked_for_and_is_not_installed_is_refused_at_start() -> None:
     with pytest.raises(ModelNotSupported, match="kernels: flashinfer was asked for: No module named 'flashinfer'"):
-        load_model(config(DEMO, kv_storage="pages", kernels="flashinfer"))
+        load_model(config(DEMO, kernels="flashinfer"))
 
 
 @pytest.mark.skipif(find_spec("triton") is not None, reason="triton is installed")
 def test_kernels_that_were_asked_for_and_cannot_be_had_are_refused_at_start() -> None:
     with pytest.raises(ModelNotSupported, match="kernels: triton was asked for: No module named 'triton'"):
-        load_model(config(DEMO, kv_storage="pages", kernels="triton"))
+        load_model(config(DEMO, kernels="triton"))

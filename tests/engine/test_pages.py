@@ -1,4 +1,4 @@
-"""Pages of keys and values: all memory is taken at once, and is what the budget says."""
+"""Pages of keys and values: what they take is what the budget says, and blocks are cleared in few launches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from serve_app.engine.decoder.layout import BackgroundDowncast
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape
+from serve_app.engine.kv.pages import PageStorage, stretches_of
+from serve_app.engine.kv.storage import KeyValueShape, LayerShape
 from serve_app.engine.kv.store import make_store
 from tests.engine.harness import config
 
@@ -38,10 +38,10 @@ def test_pages_take_the_budget_and_no_more_than_the_page_of_zeros_beside_it(
         shape=shape, dtype=dtype, device=torch.device("meta"), max_model_len=4096, kv_cache_bytes=kv_cache_bytes,
         vocab_size=100, eos_token_ids=frozenset(), downcast=BackgroundDowncast(module),
     )  # fmt: skip
-    settings = config("nowhere", kv_storage="pages")
+    settings = config("nowhere")
     store = make_store(settings, model)
     assert isinstance(store.storage, PageStorage)
-    taken = sum(tensor.nbytes for tensor in (*store.storage._keys, *store.storage._values))
+    taken = sum(pool.nbytes for pool in store.storage._pools.values())
     block_bytes = shape.bytes_per_token(dtype) * settings.block_size
     assert taken == (store.num_blocks + 1) * block_bytes <= kv_cache_bytes + block_bytes
     assert store.num_blocks * block_bytes > kv_cache_bytes - block_bytes
@@ -75,7 +75,12 @@ def test_pages_are_cleared_in_one_launch_for_each_size_of_heads_and_not_for_each
     for each in pages:
         each.fill_(1.0)
     with Fills() as fills:
-        storage.claim(Holding(0), [1, 3])
+        storage.claim([1, 3])
     assert fills.count == most
     for each in pages:
         assert [bool(page.any()) for page in each] == [True, False, True, False, True]
+
+
+def test_neighbours_are_given_back_together() -> None:
+    assert stretches_of([7, 3, 8, 4, 5, 1]) == [(1, 2), (3, 6), (7, 9)]
+    assert stretches_of([]) == []

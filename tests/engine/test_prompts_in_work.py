@@ -91,19 +91,15 @@ def steps_of(engine: Engine) -> list[int]:
 
 
 @pytest.mark.law("Computed once")
-@pytest.mark.parametrize("storage", ["lanes", "pages"])
-def test_many_ends_of_prompts_on_one_prefix_are_computed_in_one_step_with_the_first_ones(
-    storage: str, random_models: Path
-) -> None:
+def test_many_ends_of_prompts_on_one_prefix_are_computed_in_one_step_with_the_first_ones(random_models: Path) -> None:
     """What they share is taken before it is published, at the token behind which they differ."""
-    settings: dict[str, object] = {"max_num_sequences": 16, "kv_storage": storage}
-    engine = engine_of(random_models, max_batch_tokens=128, **settings)
+    engine = engine_of(random_models, max_batch_tokens=128, max_num_sequences=16)
     asked = [(request(f"{i}", max_tokens=4), [*PROMPT[:89], *range(200 + 7 * i, 207 + 7 * i)]) for i in range(12)]
     computed = steps_of(engine)
     outcomes = complete(engine, asked)
     assert computed == [89, 12 * 7]
     for i, one in enumerate(asked):
-        alone = complete(engine_of(random_models, **settings), [one])
+        alone = complete(engine_of(random_models, max_num_sequences=16), [one])
         assert outcomes[f"{i}", 0].token_ids == alone[f"{i}", 0].token_ids
         report = outcomes[f"{i}", 0].deltas[0].prompt
         assert report is not None
@@ -138,12 +134,9 @@ def test_who_shares_what_takes_several_steps_begins_when_that_is_computed(random
     assert sum(computed) == 70 + 3 * 30
 
 
-@pytest.mark.parametrize("storage", ["lanes", "pages"])
 @pytest.mark.parametrize("becomes", ["aborted", "paused", "preempted", "unsound"])
-def test_who_began_with_what_is_not_published_goes_on_without_its_author(
-    becomes: str, storage: str, random_models: Path
-) -> None:
-    settings: dict[str, object] = {"max_batch_tokens": 40, "max_num_sequences": 16, "kv_storage": storage}
+def test_who_began_with_what_is_not_published_goes_on_without_its_author(becomes: str, random_models: Path) -> None:
+    settings: dict[str, object] = {"max_batch_tokens": 40, "max_num_sequences": 16}
     engine = engine_of(random_models, **settings)
     prompts = {f"{i}": [*PROMPT[:70], *range(200 + 50 * i, 250 + 50 * i)] for i in range(4)}
     for name, prompt in prompts.items():

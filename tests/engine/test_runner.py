@@ -39,7 +39,7 @@ class Deferred(HostCopy):
 
 def engines(*, records: bool = False, **changes: object) -> tuple[Engine, Engine]:
     """One that computes a step after the other, and one that runs ahead, as on a device."""
-    settings = config(DEMO, kv_storage="pages", kernels="torch", **changes)
+    settings = config(DEMO, kernels="torch", **changes)
     plain, own = (make_engine(settings, eos_token_ids=frozenset()) for _ in range(2))
     if records:
         own._runner.record_steps(Recorded(), num_places=settings.max_num_sequences)

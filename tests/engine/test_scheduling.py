@@ -12,41 +12,35 @@ import torch
 from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import EngineFailed
 from serve_app.engine.engine import Engine
-from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.kv.storage import Storage
 from serve_app.engine.scheduler.planner import Pace
 from tests.engine.conftest import DEMO, DEMO_ADAPTERS
-from tests.engine.harness import collect, complete, config, drain, exchange_storage, make_engine, request, sequences
+from tests.engine.harness import collect, complete, config, drain, make_engine, request, sequences
 
 pytestmark = pytest.mark.slow
 
 BLOCK_BYTES = 6 * 2 * (32 + 32) * 4 * 16
 
 
-@pytest.fixture(params=["lanes", "pages"])
-def storage(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-def engine(storage: str) -> Iterator[Engine]:
-    made = make_small(storage)
+def engine() -> Iterator[Engine]:
+    made = make_small()
     yield made
     made.close()
 
 
 @pytest.fixture
-def impatient(storage: str) -> Iterator[Engine]:
+def impatient() -> Iterator[Engine]:
     """Lets nobody overtake a sequence that waits."""
-    made = make_small(storage, max_bypass_s=0.0)
+    made = make_small(max_bypass_s=0.0)
     yield made
     made.close()
 
 
-def make_small(storage: str, **changes: object) -> Engine:
+def make_small(**changes: object) -> Engine:
     return make_engine(
         config(
             DEMO,
-            kv_storage=storage,
             max_batch_tokens=64,
             max_adapters=1,
             kv_cache_bytes=200 * BLOCK_BYTES,
@@ -212,7 +206,7 @@ def test_what_ended_in_a_step_is_told_even_where_another_cannot_be_settled(engin
 
 
 class FailingOnce:
-    """A storage that cannot keep what the first one leaves that ends."""
+    """A storage that cannot give back what the first one leaves that ends."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -221,18 +215,18 @@ class FailingOnce:
     def __getattr__(self, name: str) -> object:
         return getattr(self._storage, name)
 
-    def keep(self, holding: Holding, indices: Items[int]) -> None:
+    def discard(self, blocks: Items[int]) -> None:
         if not self.num_failures:
             self.num_failures = 1
-            raise MemoryError("what is kept does not fit")
-        self._storage.keep(holding, indices)
+            raise MemoryError("the kernel refuses")
+        self._storage.discard(blocks)
 
 
 def test_a_sequence_that_cannot_be_let_go_ends_once_and_its_neighbours_as_ever(engine: Engine) -> None:
     alone = complete(engine, [(request("whole", max_tokens=2), prompt(20))])["whole", 0]
     engine._store.clear()
     storage = FailingOnce(engine._store.storage)
-    exchange_storage(engine._store, storage)
+    engine._store.storage = storage  # type: ignore[assignment]
     for name in ("broken", "whole"):
         engine.add(sequences(engine, request(name, max_tokens=2), prompt(20)))
     outcomes = drain(engine)

@@ -13,10 +13,10 @@ from serve_app.whatif.fitting import LATER_S, Measured, fit_costs
 from serve_app.whatif.simulation import Service, work_of
 
 TRUE = StepCosts(
-    steps=0.03, prompt_tokens=0.0011, rows=0.003, chunks=0.004, context=1e-5, prompt_pairs=2e-7, copied=2e-5,
+    steps=0.03, prompt_tokens=0.0011, rows=0.003, chunks=0.004, context=1e-5, prompt_pairs=2e-7,
     adapters=0.001, request_s=0.01, num_blocks=2048,
 )  # fmt: skip
-CONFIG = EngineConfig(name="tiny", path="", kv_storage="lanes", max_num_sequences=16)
+CONFIG = EngineConfig(name="tiny", path="", max_num_sequences=16)
 
 
 def measured(service: Service) -> list[Measured]:
@@ -35,5 +35,5 @@ def measured(service: Service) -> list[Measured]:
 def test_costs_are_found_again_from_the_times_of_bursts() -> None:
     found = fit_costs(measured(Service(config=CONFIG, costs=TRUE)), CONFIG, {"num_blocks": 2048})
     assert found.error < 0.001
-    for name in ("steps", "prompt_tokens", "rows", "chunks", "copied", "adapters", "context"):
+    for name in ("steps", "prompt_tokens", "rows", "chunks", "adapters", "context"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name

@@ -13,7 +13,7 @@ COSTS = StepCosts(steps=0.01, prompt_tokens=0.0005, rows=0.0008, request_s=0.005
 
 
 def service(**changes: object) -> Service:
-    config = {"name": "tiny", "path": "", "kv_storage": "pages", **changes}
+    config = {"name": "tiny", "path": "", **changes}
     return Service(config=EngineConfig(**config), costs=COSTS)  # type: ignore[arg-type]
 
 

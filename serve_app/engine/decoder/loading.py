@@ -317,7 +317,7 @@ def _settle_kernels(module: PreTrainedModel, reference: ReferenceForward, config
     Raises ModelNotSupported.
     """
     device = module.device
-    for kernels in choose_kernels(config.kernels, device, is_paged=config.is_paged(device.type)):
+    for kernels in choose_kernels(config.kernels, device):
         if kernels == "torch":
             break
         try:

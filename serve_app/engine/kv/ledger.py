@@ -56,19 +56,14 @@ class BlockLedger:
         """Return how many blocks `take` can give."""
         return len(self._free) + self.num_cached
 
-    def is_held(self, block: int) -> bool:
-        return block in self._num_holders
-
-    def take(self, count: int) -> tuple[list[int], list[int]]:
-        """Hold so many blocks that nobody holds, for one holder. Only where they are available.
-
-        Returns the blocks, and those among them that were cached until now.
-        """
+    def take(self, count: int) -> list[int]:
+        """Hold so many blocks that nobody holds, for one holder; cached ones give way. Only where they can be had."""
         assert count <= self.num_available, f"{count} blocks wanted, {self.num_available} available"
-        evicted = [self._evict() for _ in range(count - len(self._free))]
+        for _ in range(count - len(self._free)):
+            self._evict()
         blocks = [self._free.pop() for _ in range(count)]
         self._num_holders.update(dict.fromkeys(blocks, 1))
-        return blocks, evicted
+        return blocks
 
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """The blocks of the longest known run from the first hash on, held by somebody or not; marks them as used."""
@@ -102,8 +97,8 @@ class BlockLedger:
         self._name_of[block] = name
         return True
 
-    def drop(self, blocks: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Give up one hold on each. Returns those that are cached from now on, and those that are free."""
+    def drop(self, blocks: Iterable[int]) -> list[int]:
+        """Give up one hold on each. Returns those that are free from now on; named ones are cached."""
         self._turn += 1
         cached: list[int] = []
         freed: list[int] = []
@@ -122,7 +117,7 @@ class BlockLedger:
                 cached.append(block)
         for block in cached:
             self._push_if_leaf(self._name_of[block])
-        return cached, freed
+        return freed
 
     def forget_cached(self) -> list[int]:
         """Drop every cached block; those that are held keep no name either. Returns those that are free now."""
@@ -182,7 +177,7 @@ class BlockLedger:
         used_at, name = entry
         return name in self._named and self._named[name].used_at == used_at and self._is_leaf(name)
 
-    def _evict(self) -> int:
+    def _evict(self) -> None:
         """Free the cached block that has been unused for longest among the last ones of their chains."""
         entry = heappop(self._leaves)
         while not self._is_current(entry):
@@ -193,7 +188,6 @@ class BlockLedger:
         del self._named[name]
         del self._name_of[block]
         self._free.append(block)
-        return block
 
 
 DIGEST_SIZE = 16

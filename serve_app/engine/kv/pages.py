@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.decoder.memory import sent
+from serve_app.engine.kv.reservation import Reservation
+from serve_app.engine.kv.rows import RowsPlan
 from serve_app.engine.kv.storage import (
     AttentionPlan,
     Group,
@@ -18,6 +21,7 @@ from serve_app.engine.kv.storage import (
     Holding,
     KeyValueShape,
     Reading,
+    Slots,
     attend,
     mask_of,
     runs,
@@ -28,18 +32,18 @@ from serve_app.kernels.interface import Kernels, paged_kernels
 
 
 class PageStorage:
-    """A `Storage` for accelerators, and for tests on any device.
+    """A `Storage` for any device.
 
     keys, values: per layer [num_blocks + 1, block_size, heads, dim]; the last page is zeros for ever, where tables
     are padded
-    kernels: whose compute attention, with torch's as the reference
+    kernels: whose compute attention; torch's are the reference, and on CPUs they leave short spans to a kernel of ours
     flashinfer: who is asked first, with any kernels; None is nobody, unless kernels says so
     max_model_len: the longest context, by which kernels share a long row out
     padding: the page where tables are padded
-    """
 
-    shares_held = True
-    piece_blocks = 1
+    On CPUs all of a block lies together. So its memory can be given back: address space is for the worst case, and only
+    what is used takes memory.
+    """
 
     def __init__(
         self,
@@ -55,41 +59,35 @@ class PageStorage:
     ) -> None:
         self._has_triton = kernels != "torch"
         self._flashinfer = FlashInfer.on(device) if kernels == "flashinfer" and flashinfer is None else flashinfer
+        self._attends_to_rows = device.type == "cpu" and not self._has_triton
         self._max_model_len = max_model_len
         self.block_size = block_size
         self.padding = num_blocks
         self._device = device
+        self._memories: list[tuple[Reservation, int]] = []
         sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
-        self._stacks = {
-            size: torch.zeros(sizes.count(size), num_blocks + 1, block_size, *size, dtype=dtype, device=device)
+        self._pools = {
+            size: self._pool((num_blocks + 1, sizes.count(size), block_size, *size), dtype)
             for size in dict.fromkeys(sizes)
         }
-        rest = {size: iter(stack) for size, stack in self._stacks.items()}
-        parts = [next(rest[size]) for size in sizes]
-        self._keys, self._values = parts[::2], parts[1::2]
+        rest = {size: iter(pool.unbind(1)) for size, pool in self._pools.items()}
+        parts = [Slots.of(next(rest[size])) for size in sizes]
+        self._slots = list(zip(parts[::2], parts[1::2], strict=True))
+        self._keys, self._values = [each.pages for each in parts[::2]], [each.pages for each in parts[1::2]]
 
-    def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        """Nothing: they are read where they are."""
-
-    def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        first, last = begin // self.block_size, -(-end // self.block_size)
-        sources, targets = sent(torch.tensor([source.blocks[first:last], target.blocks[first:last]]), self._device)
-        for tensor in (*self._keys, *self._values):
-            tensor.index_copy_(0, targets, tensor[sources])
-
-    def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
+    def claim(self, blocks: Sequence[int]) -> None:
         ids = sent(torch.tensor(blocks), self._device)
-        for stack in self._stacks.values():  # one launch each, mostly one of all
-            stack.index_fill_(1, ids, 0)
+        for pool in self._pools.values():  # one launch each, mostly one of all
+            pool.index_fill_(0, ids, 0)
 
-    def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        """Nothing: pages stay as they are until they are claimed."""
-
-    def vacate(self, holding: Holding, first: int = 0) -> None:
-        """Nothing."""
+    def copy(self, source: int, target: int) -> None:
+        for pool in self._pools.values():
+            pool[target].copy_(pool[source])
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Nothing."""
+        for memory, size in self._memories:
+            for begin, end in stretches_of(blocks):
+                memory.give_back(begin * size, end * size)
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
         size, blocks = self.block_size, holding.blocks
@@ -97,13 +95,13 @@ class PageStorage:
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         if self._flashinfer is not None:
-            return FlashInferPlan(
-                self._flashinfer, self._keys, self._values, readings, places,
-                others=lambda: self._own_plan(readings, places),
-            )  # fmt: skip
+            others = lambda: self._own_plan(readings, places)  # noqa: E731
+            return FlashInferPlan(self._flashinfer, self._slots, readings, places, others=others)
         return self._own_plan(readings, places)
 
     def _own_plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
+        if self._attends_to_rows:
+            return RowsPlan(self, self._slots, readings, places, groups_of=self.groups)
         if not self._has_triton:
             return GroupedPlan(self, self.groups(readings), places)
         split = paged_kernels().split_of(self._max_model_len)
@@ -112,37 +110,44 @@ class PageStorage:
     def plan_tiles(self, tiles: Tiles, *, max_keys: int) -> AttentionPlan:
         """Plan single queries over tensors that are filled anew for every step; no query sees more than max_keys."""
         if not self._has_triton:
-            return GatheredPlan(self._keys, self._values, tiles, padding=self.padding)
+            return GatheredPlan(self._slots, tiles, padding=self.padding)
         split = paged_kernels().split_of(self._max_model_len)
         return PagedPlan(self._keys, self._values, tiles, max_keys=max_keys, split=split)
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
-        found: list[Group] = []
         singles = [each for each in readings if each.length == 1]
-        by_length = sorted(singles, key=lambda each: (each.num_keys, each.place))
-        for run in runs([replace(each, place=number) for number, each in enumerate(by_length)]):
-            found.append(self._group_of(run))
+        found = [self._group_of(run) for run in runs(sorted(singles, key=lambda each: each.num_keys))]
         for reading in readings:
             if reading.length > 1:
-                for group in tiles(reading, (0, 0)):
-                    found.append(replace(group, rows=self._table([reading.blocks], group.num_keys)))
+                found += tiles(reading, self._table([reading.blocks], reading.num_keys))
         return found
 
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
-        for pages, new in ((self._keys[layer], key), (self._values[layer], value)):
-            pages.view(-1, *pages.shape[2:]).index_copy_(0, places, new)
+        for slots, new in zip(self._slots[layer], (key, value), strict=True):
+            slots.write(places, new)
 
-    def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
-        assert isinstance(group.rows, Tensor)
-        keys, values = self._keys[layer][group.rows], self._values[layer][group.rows]
-        return keys.flatten(1, 2)[:, : group.num_keys], values.flatten(1, 2)[:, : group.num_keys]
+    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = (
+            each.pages.index_select(0, rows.flatten()).view(len(rows), -1, *each.pages.shape[2:])
+            for each in self._slots[layer]
+        )
+        return keys, values
+
+    def _pool(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return zeros [blocks, parts, block_size, heads, dim]; a part is the keys or the values of a layer."""
+        blocks, parts, *sizes = shape
+        if not self._attends_to_rows:  # kernels of GPUs want all pages of a part side by side
+            return torch.zeros(parts, blocks, *sizes, dtype=dtype, device=self._device).transpose(0, 1)
+        block_bytes = prod(shape[1:]) * dtype.itemsize
+        memory = Reservation(blocks * block_bytes)
+        self._memories.append((memory, block_bytes))
+        return memory.tensor(shape, dtype)
 
     def _group_of(self, run: Sequence[Reading]) -> Group:
         num_keys = max(reading.num_keys for reading in run)
         return Group(
             rows=self._table([reading.blocks for reading in run], num_keys),
             tokens=sent(torch.tensor([reading.first_token for reading in run]), self._device),
-            filled=None,
             length=1,
             num_keys=num_keys,
             starts=tuple(reading.start for reading in run),
@@ -155,24 +160,35 @@ class PageStorage:
         return sent(torch.tensor(padded), self._device)
 
 
+def stretches_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
+    """Return from which block to which (excluded) as few stretches go as hold these blocks, and no other."""
+    found: list[tuple[int, int]] = []
+    for block in sorted(blocks):
+        if found and found[-1][1] == block:
+            found[-1] = (found[-1][0], block + 1)
+        else:
+            found.append((block, block + 1))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class GatheredPlan:
     """An `AttentionPlan` of tiles of one query, or none, which gathers all pages that their tables could name.
 
-    keys, values: per layer [blocks, block_size, kv_heads, dim], whose last page stays zeros
+    layers:  of each its keys and its values, of which the last page stays zeros
     padding: the number of that page
     """
 
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
+    layers: Sequence[tuple[Slots, Slots]]
     tiles: Tiles
     padding: int
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+        slots = self.layers[layer]
         if key is not None and value is not None:
-            self._write(keys, key)
-            self._write(values, value)
+            for each, new in zip(slots, (key, value), strict=True):
+                self._write(each, new)
+        keys, values = (each.pages for each in slots)
         rows, tokens, starts, lengths = self.tiles.singles.long()
         tables = self.tiles.tables.index_select(0, rows).long()  # [tiles, blocks]
         num_keys = tables.shape[1] * keys.shape[1]
@@ -189,12 +205,12 @@ class GatheredPlan:
         output = query.new_zeros(*query.shape[:2], values.shape[-1])
         return output.index_copy_(0, tokens, attended.to(output.dtype))
 
-    def _write(self, pages: Tensor, new: Tensor) -> None:
+    def _write(self, slots: Slots, new: Tensor) -> None:
         """At the tokens' places; of those that have none, zeros into the page of zeros."""
         places = self.tiles.places
         is_written = places >= 0
-        targets = torch.where(is_written, places, self.padding * pages.shape[1])
-        pages.view(-1, *pages.shape[2:]).index_copy_(0, targets, torch.where(is_written[:, None, None], new, 0.0))
+        targets = torch.where(is_written, places, self.padding * slots.pages.shape[1])
+        slots.write(targets, torch.where(is_written[:, None, None], new, 0.0))
 
 
 How: TypeAlias = tuple[float, int | None, float | None]
@@ -236,37 +252,36 @@ class FlashInfer:
 class FlashInferPlan:
     """An `AttentionPlan` by FlashInfer.
 
-    keys, values: per layer [blocks, block_size, kv_heads, dim], contiguous
+    layers: of each its keys and its values
     others: makes the plan that computes the layers which FlashInfer does not know
     """
 
     def __init__(
         self,
         flashinfer: FlashInfer,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
+        layers: Sequence[tuple[Slots, Slots]],
         readings: Sequence[Reading],
         places: Tensor,
         *,
         others: Callable[[], AttentionPlan],
     ) -> None:
         self._flashinfer = flashinfer
-        self._keys = keys
-        self._values = values
+        self._layers = layers
         self._places = places
-        self._indices = lay_indices(readings, block_size=keys[0].shape[1], device=places.device)
+        self._indices = lay_indices(readings, block_size=layers[0][0].pages.shape[1], device=places.device)
         self._planned: dict[How, Wrapper] = {}
         self._make_others = others
         self._others: AttentionPlan | None = None
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
-        keys, values = self._keys[layer], self._values[layer]
+        slots = self._layers[layer]
+        keys, values = (each.pages for each in slots)
         if scoring.chunk is not None or scoring.sinks is not None or keys.shape != values.shape:
             self._others = self._others or self._make_others()
             return self._others.run(layer, query, key, value, scoring=scoring)
         if key is not None and value is not None:
-            for pages, new in ((keys, key), (values, value)):
-                pages.view(-1, *pages.shape[2:]).index_copy_(0, self._places, new)
+            for each, new in zip(slots, (key, value), strict=True):
+                each.write(self._places, new)
         wrapper = self._planned_for(scoring, query, keys)
         attended: Tensor = wrapper.run(query.contiguous(), (keys, values))
         return attended

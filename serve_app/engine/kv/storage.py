@@ -17,63 +17,33 @@ from serve_app.kernels.forms import Scoring
 class Holding:
     """One running sequence's part of the store.
 
-    place:   its number among those that run; the lowest free one when it came
-    blocks:  its block table, a block per `block_size` positions
-    names:   hashes of its first full blocks, as far as they were taken
-    pending: by rising index, of which of its blocks the contents are not at its place yet, and where they are: with
-             another holding, or None where they are cached; nothing is computed for it until there are none
+    place:  its number among those that run; the lowest free one when it came
+    blocks: its block table, a block per `block_size` positions
+    names:  hashes of its first full blocks, as far as they were taken
     """
 
     place: int
     blocks: list[int] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
-    pending: dict[int, Holding | None] = field(default_factory=dict)
-
-    @property
-    def num_filled(self) -> int:
-        """Return how many of its first blocks are not pending."""
-        return next(iter(self.pending), len(self.blocks))
 
 
 class Storage(Protocol):
-    """Keeps the contents of blocks, in a layout of its own, and reads and writes them for attention.
+    """Keeps the contents of blocks, and reads and writes them for attention.
 
-    The ledger decides which block is whose; a storage only carries that out. It zeroes what changes its owner:
-    what a mask hides is still multiplied, by zero, and must be finite.
-
-    shares_held:  whether two running sequences can read one block, and what is kept stays where it is
-    piece_blocks: how many blocks, from a multiple of so many on, `keep` gives back by themselves
+    The ledger decides which block is whose; a storage only carries that out.
     """
 
-    shares_held: bool
-    piece_blocks: int
+    def claim(self, blocks: Sequence[int]) -> None:
+        """Zero blocks that were just taken: what a mask hides is still multiplied, by zero, and must be finite."""
 
-    def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        """Let the holding read these cached blocks, of which it holds the only hold, as its blocks from `first` on."""
-
-    def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        """Copy positions begin … end-1 from one holding to the same positions of another."""
-
-    def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
-        """Prepare blocks that the holding has just taken for writing; their former contents are void."""
-
-    def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        """Keep the contents of the holding's blocks of these (rising) indices beyond its end, which has come.
-
-        Those that lie in a piece with them are kept in the same call, or not at all.
-        """
-
-    def vacate(self, holding: Holding, first: int = 0) -> None:
-        """Give back the memory of the holding's place, from its block `first` on. What was not kept is void.
-
-        It begins at the next whole page of memory.
-        """
+    def copy(self, source: int, target: int) -> None:
+        """Copy one block's contents to another."""
 
     def discard(self, blocks: Sequence[int]) -> None:
-        """Give back what cached blocks have taken."""
+        """Give back the memory of free blocks, where that can be. Their contents are void."""
 
     def places(self, holding: Holding, begin: int, end: int) -> Sequence[int]:
-        """Return where positions begin … end-1 are written, one number per position, the same in all layers."""
+        """Return where positions begin … end-1 are written: block times `block_size`, and which of the block's."""
 
     def plan(self, readings: Sequence[Reading], places: Tensor) -> AttentionPlan:
         """Prepare one step's attention.
@@ -84,8 +54,38 @@ class Storage(Protocol):
     def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         """Write one layer's new keys and values; key, value: [tokens, heads, dim]."""
 
-    def read(self, layer: int, group: Group) -> tuple[Tensor, Tensor]:
-        """Return one layer's keys and values of a group, each [rows, keys, heads, dim]."""
+    def read(self, layer: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one layer's keys and values of a table of blocks, each [rows, positions, heads, dim]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """One layer's keys or values.
+
+    pages:   [blocks, block_size, heads, dim]
+    flat:    the same memory, [slots, heads, dim], in which a block's positions follow one another
+    spacing: slots from one block to the next
+    """
+
+    pages: Tensor
+    flat: Tensor
+    spacing: int
+
+    @classmethod
+    def of(cls, pages: Tensor) -> Slots:
+        """Return the slots of such pages. Between two of them may lie those of other layers."""
+        (blocks, size), (block_stride, stride) = pages.shape[:2], pages.stride()[:2]
+        spacing = block_stride // stride
+        flat = pages.as_strided(((blocks - 1) * spacing + size, *pages.shape[2:]), pages.stride()[1:])
+        return cls(pages, flat, spacing)
+
+    def numbers(self, places: Tensor) -> Tensor:
+        """Return the slots of places, as a `Storage` numbers those."""
+        size = self.pages.shape[1]
+        return places if self.spacing == size else places // size * self.spacing + places % size
+
+    def write(self, places: Tensor, new: Tensor) -> None:
+        self.flat.index_copy_(0, self.numbers(places), new)
 
 
 class AttentionPlan(Protocol):
@@ -163,16 +163,14 @@ class Reading:
 class Group:
     """Queries attended to in one call: `length` of each row, over the first `num_keys` positions of each row.
 
-    rows:   which keys each row sees, as the storage says: places from … to, or a table of blocks [rows, blocks]
+    rows:   a table of blocks, [rows, blocks] int64; groups of one sequence have one table, which may be longer
     tokens: the packed tokens of the queries, [rows * length] int64, or where they lie side by side, from … to
-    filled: which rows are somebody's, int64; None is all. The others are places that happen to lie between
     starts: position of each row's first query
     masks:  what was built for this step so far, by window, chunk and element type
     """
 
-    rows: tuple[int, int] | Tensor
+    rows: Tensor
     tokens: tuple[int, int] | Tensor
-    filled: Tensor | None
     length: int
     num_keys: int
     starts: tuple[int, ...]
@@ -192,10 +190,8 @@ class Group:
         flat = attended.reshape(self.num_rows * self.length, *attended.shape[2:])
         if isinstance(self.tokens, tuple):
             packed[self.tokens[0] : self.tokens[1]] = flat
-        elif self.filled is None:
-            packed[self.tokens] = flat
         else:
-            packed[self.tokens[self.filled]] = flat[self.filled]
+            packed[self.tokens] = flat
 
     def mask(
         self, window: int | None, dtype: torch.dtype, device: torch.device, *, chunk: int | None = None
@@ -238,7 +234,7 @@ def mask_of(
     return torch.zeros(hidden.shape, dtype=dtype, device=starts.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
-def tiles(reading: Reading, rows: tuple[int, int] | Tensor) -> list[Group]:
+def tiles(reading: Reading, rows: Tensor) -> list[Group]:
     """Cut a chunk of one sequence into pieces whose masks stay small."""
     groups = []
     for offset in range(0, reading.length, MAX_CHUNK_ROWS):
@@ -248,7 +244,6 @@ def tiles(reading: Reading, rows: tuple[int, int] | Tensor) -> list[Group]:
             Group(
                 rows=rows,
                 tokens=(first, first + length),
-                filled=None,
                 length=length,
                 num_keys=start + length,
                 starts=(start,),
@@ -258,22 +253,19 @@ def tiles(reading: Reading, rows: tuple[int, int] | Tensor) -> list[Group]:
 
 
 def runs(readings: Sequence[Reading]) -> list[list[Reading]]:
-    """Cut single queries, ordered by place, into runs that are cheaper to attend to together than apart.
+    """Cut single queries, by rising number of keys, into runs that are cheaper to attend to together than apart.
 
-    A run costs its longest row for each place from its first to its last, whether somebody's or not, and one call.
+    A run costs its longest row for each of its rows, and one call.
     """
     found: list[list[Reading]] = []
-    num_rows = longest = 0
     for reading in readings:
         if found:
-            wider = reading.place - found[-1][0].place + 1
-            together = wider * max(longest, reading.num_keys)
-            if together <= num_rows * longest + reading.num_keys + CALL_POSITIONS:
-                found[-1].append(reading)
-                num_rows, longest = wider, max(longest, reading.num_keys)
+            run = found[-1]
+            wasted = (reading.num_keys - run[-1].num_keys) * len(run)
+            if wasted <= CALL_POSITIONS:
+                run.append(reading)
                 continue
         found.append([reading])
-        num_rows, longest = 1, reading.num_keys
     return found
 
 
@@ -288,16 +280,33 @@ class GroupedPlan:
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
         if key is not None and value is not None:
             self.storage.write(layer, self.places, key, value)
-        output: Tensor | None = None
-        for group in self.groups:
-            keys, values = self.storage.read(layer, group)
-            mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
-            queries, softcap, sinks = group.queries(query), scoring.softcap, scoring.sinks
-            attended = attend(queries, keys, values, mask=mask, scale=scoring.scale, softcap=softcap, sinks=sinks)
-            output = query.new_empty(*query.shape[:2], attended.shape[-1]) if output is None else output
-            group.put(output, attended)
-        assert output is not None, "a step has tokens"
-        return output
+        return attend_to_groups(self.storage, self.groups, layer, query, scoring=scoring)
+
+
+def attend_to_groups(
+    storage: Storage,
+    groups: Sequence[Group],
+    layer: int,
+    query: Tensor,
+    *,
+    scoring: Scoring,
+    output: Tensor | None = None,
+) -> Tensor:
+    """Return an output with what the groups' queries make of a layer; of the given one the other tokens stay."""
+    rows: Tensor | None = None
+    for group in groups:
+        if group.rows is not rows:
+            rows = group.rows
+            keys, values = storage.read(layer, rows)
+        mask = group.mask(scoring.window, query.dtype, query.device, chunk=scoring.chunk)
+        attended = attend(
+            group.queries(query), keys[:, : group.num_keys], values[:, : group.num_keys],
+            mask=mask, scale=scoring.scale, softcap=scoring.softcap, sinks=scoring.sinks,
+        )  # fmt: skip
+        output = query.new_empty(*query.shape[:2], attended.shape[-1]) if output is None else output
+        group.put(output, attended)
+    assert output is not None, "a step has tokens"
+    return output
 
 
 def attend(

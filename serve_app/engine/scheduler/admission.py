@@ -62,9 +62,8 @@ class Shared(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether they are computed by now, and where they can be copied from."""
-        holding = self.other.place.holding
-        return self.is_computed and holding is not None and not holding.pending
+        """Whether they are computed by now, and held."""
+        return self.is_computed and self.other.place.holding is not None
 
 
 class Admission:

@@ -197,13 +197,12 @@ class Planner:
         self._num_without = 0  # steps in a row that had no room for the class `batch`
 
     def batch(self, running: Items[Sequence], pace: Pace, *, cuts: Cuts) -> Batch:
-        """Plan a step; no sequence is in it whose prefix is still being copied.
+        """Plan a step.
 
         running: by age;  pace: at which prompts are computed beside others
         cuts:    up to where some prompts had better be computed where nobody decodes
         """
-        ready = [each for each in running if (holding := each.place.holding) is not None and not holding.pending]
-        ready = self._without_batches(ready)
+        ready = self._without_batches([each for each in running if each.place.holding is not None])
         near = [each for each in ready if self.is_near(each)]
         prompts = [each for each in ready if not self.is_near(each)]
         chosen, beyond = self._chosen(near, pace, has_prompts=bool(prompts))

@@ -3,8 +3,7 @@
 1. gives every running sequence blocks for its next token; where none is free, it preempts the policy's victim;
 2. if nothing was preempted, admits waiting sequences (`admission.py`), the first on a place that another gives up if
    need be: opens a place, takes what is computed of the prompt already, reserves blocks;
-3. copies shared and cached blocks to where their holders read them, a bounded number;
-4. plans the batch (`planner.py`).
+3. plans the batch (`planner.py`).
 
 Behind the step the engine publishes what is computed, starts forks, and releases what has ended.
 """
@@ -26,12 +25,9 @@ from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
 
-COPIED_PER_BATCH_TOKEN = 4
-"""Positions that may be copied per token that a step may compute: of half a billion weights, a fifth of a step."""
-COPIED_BESIDE_NOBODY = 32
-"""Likewise where nobody decodes, who would have to wait for it."""
 LOOKED_UP_PER_BATCH_TOKEN = 16
-"""Likewise, tokens whose names are looked for among the cached blocks before no further sequence is admitted."""
+"""Per token that a step may compute, tokens whose names are looked for among the cached blocks before no further
+sequence is admitted."""
 
 
 class Scheduler:
@@ -43,10 +39,6 @@ class Scheduler:
     running: by age
     paused:  taken out until they are resumed; they hold nothing
     policy:  who is served first
-
-    Law: a step that computes something copies at most a fixed number of positions for each token of its budget, or one
-    block, and one piece of what an ended sequence leaves. Blocks that a beginning sequence waits for do not count.
-    A sequence whose prefix is not copied yet is in no batch.
     """
 
     def __init__(
@@ -82,24 +74,12 @@ class Scheduler:
             max_logit_rows=max_logit_rows, max_forced=max_forced, clock=clock,
         )  # fmt: skip
         self._max_batch_tokens = max_batch_tokens
-        self._copied_before = 0
         self._uses_prefixes = uses_prefixes
         self._clock = clock
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or len(self.waiting))
-
-    @property
-    def may_copy(self) -> bool:
-        """Whether one more sequence may begin with a copy of what others computed, before the next step."""
-        num_copied = self._store.num_copied_tokens - self._copied_before
-        return num_copied + self._store.num_pending_tokens < self._max_copied_tokens
-
-    @property
-    def _max_copied_tokens(self) -> int:
-        decodes = any(each.is_prompt_computed for each in self.running)
-        return (COPIED_PER_BATCH_TOKEN if decodes else COPIED_BESIDE_NOBODY) * self._max_batch_tokens
 
     def schedule(self) -> Batch:
         """Plan a step."""
@@ -109,12 +89,7 @@ class Scheduler:
                 self._make_room(sequence)
         if self.num_preemptions == preempted_before:
             self._admit()
-        self._store.fill(self._max_copied_tokens)
-        batch = self._planner.batch(self.running, self.pace, cuts=self._admission.cuts())
-        if not batch and self._store.fill_first():  # nobody waits for it
-            batch = self._planner.batch(self.running, self.pace, cuts={})
-        self._copied_before = self._store.num_copied_tokens
-        return batch
+        return self._planner.batch(self.running, self.pace, cuts=self._admission.cuts())
 
     def take_failures(self) -> list[tuple[Sequence, str]]:
         """Return sequences that never began because their adapter could not be had, with the reason."""
@@ -135,7 +110,7 @@ class Scheduler:
         self.running.remove(sequence)
         sequence.place.holding, sequence.place.mix = None, ()
         self._slots.release(sequence.request.model)
-        self._store.close(holding, at_once=not self.running)  # else somebody's next token would wait
+        self._store.close(holding)
 
     def publish(self, sequence: Sequence) -> None:
         """Let others find what is computed of the sequence, which is sound."""
@@ -147,17 +122,16 @@ class Scheduler:
     def start_forks(self, parent: Sequence) -> None:
         """Start the other completions of a computed prompt with all but its last token, whose logits each needs itself.
 
-        As many as may be copied at once; the others follow with the next steps, or queue where there is no room.
+        Those that there is no room for queue.
         """
         shared, forks = parent.prompt_length - 1, parent.forks
         if parent.record is not None:
             for fork in forks:
                 fork.record = parent.record.fork(shared)
-        while forks and self.may_copy and self._place_beside(parent, forks[0], shared):
+        while forks and self._place_beside(parent, forks[0], shared):
             del forks[0]  # not earlier: where placing fails, it is lost with its parent and its client is told
-        if self.may_copy or parent.is_finished:
-            while forks:
-                self.waiting.push_front(forks.pop())
+        while forks:
+            self.waiting.push_front(forks.pop())
 
     def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Make room for so many tokens of a running sequence; False, and nothing changed, where others would lose."""
@@ -227,11 +201,9 @@ class Scheduler:
                 num_looked_up += sequence.num_tokens if shared is None else 0
                 self.num_prefix_hit_tokens += sequence.num_computed
                 self._admission.note_found(sequence, is_new=is_new)
-            if not self._store.reserve(holding, sequence.num_tokens):
-                self._give_up(sequence)  # copies of what others hold took more than was thought
-                self.waiting.push_front(sequence)
-                return
-            if not self.may_copy or num_looked_up >= LOOKED_UP_PER_BATCH_TOKEN * self._max_batch_tokens:
+            has_room = self._store.reserve(holding, sequence.num_tokens)
+            assert has_room, "who lacks blocks is not admitted"
+            if num_looked_up >= LOOKED_UP_PER_BATCH_TOKEN * self._max_batch_tokens:
                 return  # the others come with the next steps; those that run do not wait for so much at once
 
     def _begun_with(self, sequence: Sequence, shared: Shared | None) -> int:

@@ -30,7 +30,7 @@ from serve_app.core.machine import command, variables
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.step import Layout
 from serve_app.engine.decoder.text_part import ModelNotSupported
-from serve_app.engine.kv.storage import Holding, Storage
+from serve_app.engine.kv.storage import Storage
 from serve_app.engine.lora.adapter import Adapter, LowRank
 from serve_app.engine.tensor_parallel.division import Division
 
@@ -88,7 +88,7 @@ def sum_outputs(decoder: Any, sums: Collectives) -> None:
         layer.mlp.register_forward_hook(lambda _, __, output: sums.total(output))
 
 
-Method: TypeAlias = Literal["bring", "copy", "claim", "keep", "vacate", "discard"]
+Method: TypeAlias = Literal["claim", "copy", "discard"]
 TIMEOUT_S = 120.0
 """How long a sum waits for a shard; as long as the driver lets a step take."""
 WORKER = "serve_app.engine.tensor_parallel.worker"
@@ -379,34 +379,21 @@ class ReplicatedStorage:
     def __init__(self, own: Storage, note: Callable[[StorageCall], None]) -> None:
         self._own = own
         self._note = note
-        self.shares_held = own.shares_held
-        self.piece_blocks = own.piece_blocks
         self.places, self.plan, self.write, self.read = own.places, own.plan, own.write, own.read
 
-    def bring(self, holding: Holding, first: int, blocks: Sequence[int]) -> None:
-        self._change("bring", holding, first, [*blocks])
+    def claim(self, blocks: Sequence[int]) -> None:
+        self._change("claim", [*blocks])
 
-    def copy(self, source: Holding, target: Holding, begin: int, end: int) -> None:
-        self._change("copy", source, target, begin, end)
-
-    def claim(self, holding: Holding, blocks: Sequence[int]) -> None:
-        self._change("claim", holding, [*blocks])
-
-    def keep(self, holding: Holding, indices: Sequence[int]) -> None:
-        self._change("keep", holding, [*indices])
-
-    def vacate(self, holding: Holding, first: int = 0) -> None:
-        self._change("vacate", holding, first)
+    def copy(self, source: int, target: int) -> None:
+        self._change("copy", source, target)
 
     def discard(self, blocks: Sequence[int]) -> None:
         self._change("discard", [*blocks])
 
     def _change(self, method: Method, *arguments: Any) -> None:
-        """Make a call, and have the workers make it with the holdings as they are now."""
+        """Make a call, and have the workers make it."""
         getattr(self._own, method)(*arguments)
-        # of a holding what workers need; its prefix is known to the first shard's ledger alone
-        now = (Holding(each.place, blocks=[*each.blocks]) if isinstance(each, Holding) else each for each in arguments)
-        self._note(StorageCall(method=method, arguments=tuple(now)))
+        self._note(StorageCall(method=method, arguments=arguments))
 
 
 def carry_out(call: StorageCall, storage: Storage) -> None:

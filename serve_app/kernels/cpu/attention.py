@@ -1,4 +1,4 @@
-"""Attention of single queries over contiguous keys and values, in one pass over both.
+"""Attention of single queries over keys and values in pages, in one pass over both.
 
 Each item is a stretch of one row's keys for the query heads that share a key head; threads take one after the other.
 Blocks of 64 keys are scored, weighed against the largest score so far and their values added up (arXiv 2205.14135).
@@ -97,6 +97,7 @@ class Blocks:
         self._totals: Value = emitter.local(form.heads * form.width)
         self._keys: Value = None
         self._values: Value = None
+        self._slots: Value = None
         self._num_keys: Value = None
 
     def begin(self, query: Value) -> None:
@@ -111,11 +112,11 @@ class Blocks:
         for head in range(form.heads):
             emitter.put(emitter.all_of(0.0), self._totals, head * form.width)
 
-    def see(self, keys: Value, values: Value, num_keys: Value) -> None:
-        """Attend to keys and values, of which these are the first ones' addresses."""
+    def see(self, keys: Value, values: Value, slots: Value, num_keys: Value) -> None:
+        """Attend to so many keys and values. slots: the address of their places in the pages, one after the other"""
+        self._keys, self._values, self._slots, self._num_keys = keys, values, slots, num_keys
         first = self._emit.least(num_keys, INT64(BLOCK))
-        self._emit.repeat(INT64(0), first, 1, functools.partial(self.fetch, keys))
-        self._keys, self._values, self._num_keys = keys, values, num_keys
+        self._emit.repeat(INT64(0), first, 1, functools.partial(self._fetch, keys))
         self._emit.repeat(INT64(0), num_keys, BLOCK, self._block)
 
     def sums(self, head: int) -> list[Value]:
@@ -148,13 +149,14 @@ class Blocks:
         emitter.repeat(whole, count, 1, functools.partial(self._add, begin, 1))
         return ()
 
-    def place(self, base: Value, position: Value) -> Value:
+    def _place(self, base: Value, position: Value) -> Value:
         """Where a key or value begins."""
-        return self._emit.at(base, self._build.mul(position, self._stride), self._number)
+        slot = self._emit.number(self._slots, position, INT64)
+        return self._emit.at(base, self._build.mul(slot, self._stride), self._number)
 
-    def fetch(self, base: Value, position: Value) -> Sequence[Value]:
+    def _fetch(self, base: Value, position: Value) -> Sequence[Value]:
         """Bring a key or value near, while others are computed."""
-        begin = self.place(base, position)
+        begin = self._place(base, position)
         size = 4 if self._form.kind == "float32" else 2
         for at in range(0, self._form.dim, LINE // size):
             self._emit.fetch(self._emit.at(begin, at, self._number))
@@ -162,7 +164,7 @@ class Blocks:
 
     def _read(self, base: Value, position: Value) -> list[Value]:
         """The vectors of a key or value."""
-        begin = self.place(base, position)
+        begin = self._place(base, position)
         return [self._emit.read(self._form.kind, begin, at) for at in range(0, self._form.dim, self._form.width)]
 
     def _vectors(self, base: Value, head: int) -> list[Value]:
@@ -179,7 +181,7 @@ class Blocks:
             exists = build.icmp_signed("<", own, last)
             position = build.add(begin, build.select(exists, own, last))
             keys.append(self._key(position, number))
-            self.fetch(self._values, position)
+            self._fetch(self._values, position)
         left = emitter.spread(build.trunc(build.sub(count, at), INT32))
         exist = build.icmp_signed("<", emitter.whole_numbers, left)
         for head in range(form.heads):
@@ -190,7 +192,7 @@ class Blocks:
 
     def _key(self, position: Value, number: int) -> Value:
         """Where a key is read from, the number-th of those that are scored together."""
-        place, form = self.place(self._keys, position), self._form
+        place, form = self._place(self._keys, position), self._form
         if self._widened is None:
             return place
         for at in range(0, form.dim, form.width):
@@ -246,7 +248,7 @@ class Blocks:
         values = [self._read(self._values, build.add(begin, place)) for place in places]
         for place in places:
             following = build.add(build.add(begin, place), INT64(BLOCK))
-            self.fetch(self._keys, self._emit.least(following, build.sub(self._num_keys, INT64(1))))
+            self._fetch(self._keys, self._emit.least(following, build.sub(self._num_keys, INT64(1))))
         for head in range(form.heads):
             weights = [
                 emitter.spread(emitter.number(self.scores, build.add(place, INT64(head * BLOCK)))) for place in places
@@ -269,14 +271,14 @@ def merged(emitter: Emitter, before: Sequence[Value], found: Sequence[Value]) ->
 
 
 PARAMETERS = (
-    "counter", "num_items", "num_heads", "query", "query_stride", "output", "keys", "values", "stride", "scale",
-    "items", "partial", "ended",
+    "counter", "num_items", "num_heads", "query", "query_stride", "output", "keys", "values", "slots", "stride",
+    "scale", "items", "partial", "ended",
 )  # fmt: skip
-"""Each int64. num_heads: of keys;  stride: numbers from one position, or token, to the next
+"""Each int64. num_heads: of keys;  stride: numbers from one slot to the next
 scale: bits of a float32, log2(e) in it;  num_items: stretches of rows; those without a meaning here are addresses
 """
 COLUMNS = ("token", "position", "num_keys", "stretch", "num_stretches", "row")
-"""Of an item, int64 each. position: of its first key;  stretch: which of its row's"""
+"""Of an item, int64 each. position: of its first key, among the slots;  stretch: which of its row's"""
 NAME = "attend"
 
 
@@ -314,9 +316,9 @@ class _Writer:
     def _attend(self, item: Value, heads: Value) -> None:
         self._item = item
         self._begin(heads)
-        self._keys, self._values = (self._blocks.place(at, self._row["position"]) for at in (self._keys, self._values))
         self._blocks.begin(self._query)
-        self._blocks.see(self._keys, self._values, self._row["num_keys"])
+        slots = self._emit.at(self._address("slots"), self._row["position"], INT64)
+        self._blocks.see(self._keys, self._values, slots, self._row["num_keys"])
         is_whole = self._build.icmp_signed("==", self._row["num_stretches"], INT64(1))
         with self._build.if_else(is_whole) as (then, otherwise):
             with then:

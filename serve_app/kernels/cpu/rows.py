@@ -1,4 +1,4 @@
-"""Attention of short spans over lanes of keys and values, by a kernel of our own."""
+"""Attention of short spans over keys and values in pages, by a kernel of our own."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ class RowsKernel:
         query: Tensor,
         keys: Tensor,
         values: Tensor,
+        slots: Tensor,
         table: Table,
         output: Tensor,
         *,
@@ -76,14 +77,15 @@ class RowsKernel:
     ) -> None:
         """Write the rows' results to their tokens of the output.
 
-        query, output: [tokens, heads, dim];  keys, values: [positions, kv_heads, dim], contiguous
+        query, output: [tokens, heads, dim];  keys, values: [slots, kv_heads, dim], contiguous
+        slots: int64, where among those the rows' keys are;  table: of rows, whose positions are among the slots
         """
         query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
         num_heads = keys.shape[1]
         partial, ended = table.left(num_heads * self._parts, self._partial)
         self._kernel(
             len(table.items), num_heads, query.data_ptr(), query.stride(0), output.data_ptr(), keys.data_ptr(),
-            values.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
+            values.data_ptr(), slots.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
             table.items.data_ptr(), partial.data_ptr(), ended.data_ptr(),
             is_short=table.num_keys * query.shape[1] * query.shape[2] <= SHORT,
         )  # fmt: skip
@@ -125,12 +127,13 @@ def _is_right(kernel: RowsKernel, group: int, dim: int, dtype: torch.dtype) -> b
     num_keys, rows = max(TRIED_LENGTHS), len(TRIED_LENGTHS)
     query = torch.randn(rows, group * 2, dim, generator=draw).to(dtype)
     keys, values = torch.randn(2, num_keys, 2, dim, generator=draw).to(dtype)
+    slots = torch.randperm(num_keys, generator=draw)
     output = torch.zeros_like(query)
     table = Table([Row(token=at, position=0, num_keys=length) for at, length in enumerate(TRIED_LENGTHS)])
-    kernel.run(query, keys, values, table, output, scale=dim**-0.5)
+    kernel.run(query, keys, values, slots, table, output, scale=dim**-0.5)
     for at, length in enumerate(TRIED_LENGTHS):
         one, seen, read = (
-            part.float().transpose(0, 1) for part in (query[at : at + 1], keys[:length], values[:length])
+            part.float().transpose(0, 1) for part in (query[at : at + 1], keys[slots[:length]], values[slots[:length]])
         )
         exact = F.scaled_dot_product_attention(one, seen, read, enable_gqa=True)[:, 0]
         if not torch.allclose(output[at].float(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype]):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_greedy_equals_generate(device: torch.device) -> None:
-    settings = config(DEMO, device=device.type, kv_storage="pages", kernels="triton", block_size=8)
+    settings = config(DEMO, device=device.type, kernels="triton", block_size=8)
     engine = make_engine(settings)
     assert engine.model.kernels == "triton"
     own = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32").eval()

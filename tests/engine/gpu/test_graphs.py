@@ -28,7 +28,7 @@ def test_rows_with_adapters_are_of_graphs_which_are_recorded_before_requests(
         name: save_adapter(tmp_path / name, module, rank=rank, seed=number, alpha=8 * rank, targets=TARGETS)
         for number, (name, rank) in enumerate((("a", 4), ("b", 7), ("c", 20)))
     }
-    settings = config(base, device=device.type, kv_storage="pages", kernels="triton", max_num_sequences=4)
+    settings = config(base, device=device.type, kernels="triton", max_num_sequences=4)
     plain, own = make_engine(settings, folders), make_engine(settings, folders)
     recorded = Recorded()
     own._runner.record_steps(recorded, num_places=4)
