@@ -32,7 +32,7 @@ from serve_app.api.completion import CompletionRequest
 from serve_app.api.limits import DEFAULT_LIMITS
 from serve_app.api.paths import Path
 from serve_app.core.delta import Delta, Finish, FinishReason, PromptReport
-from serve_app.core.ledger import Counted, Prices, Row, UsageLine, UsageQuestion
+from serve_app.core.ledger import Counted, Row, UsageLine, UsageQuestion
 from serve_app.core.tenants import Lease, Limits, Rights, Statement, Tenant
 from serve_app.core.tenants import Scope as Scopes
 from serve_app.http.app import build_app
@@ -71,9 +71,6 @@ class NearAccounts:
 
     async def renew(self, router_id: str, statements: Sequence[Statement]) -> Sequence[Lease]:
         return [self._lending.renew(router_id, each) for each in statements]
-
-    def charge_by(self, prices: Prices) -> None:
-        """Nothing is kept that could cost anything."""
 
     async def record(self, rows: Sequence[Row], counted: Sequence[Counted]) -> None:
         pickle.dumps((rows, counted))  # as Ray does

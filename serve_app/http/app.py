@@ -48,11 +48,9 @@ def build_app(
     """Return the whole service over HTTP, for any ASGI server.
 
     metrics: what to count in; one that outlives the application keeps counting when that is exchanged
-    door:    who is let in
-    replays: answers under an Idempotency-Key; None ignores those
+    door:    who is let in;  replays: answers under an Idempotency-Key; None ignores those
     book:    in which several routers agree who answers under one
-    publishing: of adapters; None publishes them for as long as the process lives
-    batches: of tenants with their files; None has none
+    publishing: of adapters; None publishes them for as long as the process lives;  batches: of tenants, with files
     """
     settings = settings or HttpSettings()
     publishing = publishing or Publishing(router.fleet)
@@ -63,8 +61,7 @@ def build_app(
     live = Live(router.fleet, router.admission, max_stall_s=settings.max_stall_s)
 
     def routes_for(tenant: Tenant) -> ASGIApp:
-        seen = router.seen_by(tenant)
-        own = settings.for_tenant(tenant)
+        seen, own = router.seen_by(tenant), settings.for_tenant(tenant)
         found = routes(
             seen, own, metrics, door, replays=replays, live=live, book=book, publishing=publishing, batches=batches
         )
@@ -80,8 +77,7 @@ def build_app(
         ],
         exception_handlers={HTTPException: raise_as_ours, ClientGone: answer_nobody},
     )
-    app.router.redirect_slashes = False
-    app.router.default = Guard(door, routes_for, router.admission.check_open)
+    app.router.redirect_slashes, app.router.default = False, Guard(door, routes_for, router.admission.check_open)
     return app
 
 

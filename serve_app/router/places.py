@@ -11,19 +11,16 @@ tokens of a prompt that was lost count again, but for those that the client was 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import TYPE_CHECKING, Any
+from typing import Protocol
 
 from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest
 from serve_app.core.progress import Place, before, behind
 from serve_app.router.inbox import Event
-
-if TYPE_CHECKING:
-    from serve_app.router.render import StreamRenderer
 
 NAME = "Last-Event-ID"
 ENTRY = re.compile(r"(\d+)(?:\.(\d+)(?:\.(\d+))?)?(?:(e)(\d+)?)?")
@@ -107,13 +104,21 @@ def read_places(text: str, secret: bytes) -> Seen:
     return Seen(choices=choices, num_behind=int(of_tail or 0))
 
 
+class Identified(Protocol):
+    """Writes the events of a run in pieces, each an event of the stream."""
+
+    def pieces(self, event: Event) -> Sequence[bytes]: ...
+
+    def tail_pieces(self) -> Sequence[bytes]: ...
+
+
 class Rest:
     """Writes what a client lacks of a stream that is told from its beginning.
 
     A choice ends behind all that the client has seen end: the last one of all may end otherwise than others.
     """
 
-    def __init__(self, renderer: StreamRenderer[Any], seen: Seen) -> None:
+    def __init__(self, renderer: Identified, seen: Seen) -> None:
         self._renderer = renderer
         self._unseen = dict(seen.choices)
         self._num_behind = seen.num_behind

@@ -23,11 +23,11 @@ USES = {
 """How many private parts each of these modules uses. The fewer, the better."""
 BOUNDED = ("ray", "torch", "transformers")
 DOCUMENTED = {"os._exit"}
-OF_NAMED_TUPLES = {"_asdict", "_replace"}  # public, and named so that no field is
+OF_TUPLES_AND_ENUMS = {"_asdict", "_replace", "_value_"}  # public, and named so that no field or member is
 
 
 def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.startswith("__") and name not in OF_NAMED_TUPLES
+    return name.startswith("_") and not name.startswith("__") and name not in OF_TUPLES_AND_ENUMS
 
 
 @cache
