@@ -202,8 +202,8 @@ class Planner:
         running: by age;  pace: at which prompts are computed beside others
         cuts:    up to where some prompts had better be computed where nobody decodes
         """
-        ready = [each for each in running if (holding := each.place.holding) is not None and not holding.pending]
-        ready = self._without_batches(ready)
+        there = [each for each in running if (holding := each.place.holding) is not None and not holding.pending]
+        ready = self._without_batches(there)
         near = [each for each in ready if self.is_near(each)]
         prompts = [each for each in ready if not self.is_near(each)]
         chosen, beyond = self._chosen(near, pace, has_prompts=bool(prompts))
