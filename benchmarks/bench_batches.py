@@ -49,7 +49,6 @@ NUM_BEHIND = 100
 """Lines that are answered after a kill before it counts as over; some were on their way."""
 PATIENCE_S = 120.0
 POLL_S = 0.1
-MOST_SHOWN = 5
 
 Bodies = list[dict[str, Any]]
 Batch = openai.types.Batch
@@ -102,7 +101,6 @@ def with_kills(house: House, keys: Keys, options: argparse.Namespace) -> dict[st
         kill(house, part)
         batches.until(batch_id, lambda batch, before=before: num_done(batch) > before + NUM_BEHIND)
         kills.append({"part": part, "behind": before, "paused_s": round(time.monotonic() - at, 1)})
-        print(kills[-1], file=sys.stderr)
     batch = batches.until(batch_id, lambda batch: False)
     told = {"lines": len(bodies), "seconds": round(time.monotonic() - began_at), "status": batch.status}
     return {**told, "kills": kills, **compared(house, batches, batch, bodies, num_kills=len(kills))}
@@ -139,7 +137,7 @@ def compared(house: House, batches: Batches, batch: Batch, bodies: Bodies, *, nu
     vain = {name: kept.unattributed.get("acme", Counter())[name] for name in TOKENS}
     wrong += not_exact
     told = {"answers": len(answers), "rows": len(rows), "tokens": sums, "computed in vain": vain}
-    return {**told, "wrong": [len(wrong), *wrong[:MOST_SHOWN]]}
+    return {**told, "wrong": [len(wrong), *wrong[:5]]}
 
 
 def asked_of(answer: dict[str, Any], num_kills: int) -> Asked:
