@@ -11,7 +11,7 @@ kills:       two routers and two replicas. While a batch runs, kills a router, a
              the ledger, and a sample with direct requests. Exits with 1 where anything is wrong.
 tokens:      tokens per second of a batch beside those of the same requests from as many clients as keep the service
              busy, in turns.
-first-token: seconds until the first token of a stream that comes every so often, with a batch and without, in turns.
+first-token: seconds that a request for one token takes, which comes every so often, with a batch and without, in turns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ NUM_BEHIND = 100
 """Lines that are answered after a kill before it counts as over; some were on their way."""
 PATIENCE_S = 120.0
 POLL_S = 0.1
-MOST_SHOWN = 5
 
 Bodies = list[dict[str, Any]]
 Batch = openai.types.Batch
@@ -102,7 +101,6 @@ def with_kills(house: House, keys: Keys, options: argparse.Namespace) -> dict[st
         kill(house, part)
         batches.until(batch_id, lambda batch, before=before: num_done(batch) > before + NUM_BEHIND)
         kills.append({"part": part, "behind": before, "paused_s": round(time.monotonic() - at, 1)})
-        print(kills[-1], file=sys.stderr)
     batch = batches.until(batch_id, lambda batch: False)
     told = {"lines": len(bodies), "seconds": round(time.monotonic() - began_at), "status": batch.status}
     return {**told, "kills": kills, **compared(house, batches, batch, bodies, num_kills=len(kills))}
@@ -139,7 +137,7 @@ def compared(house: House, batches: Batches, batch: Batch, bodies: Bodies, *, nu
     vain = {name: kept.unattributed.get("acme", Counter())[name] for name in TOKENS}
     wrong += not_exact
     told = {"answers": len(answers), "rows": len(rows), "tokens": sums, "computed in vain": vain}
-    return {**told, "wrong": [len(wrong), *wrong[:MOST_SHOWN]]}
+    return {**told, "wrong": [len(wrong), *wrong[:5]]}
 
 
 def asked_of(answer: dict[str, Any], num_kills: int) -> Asked:
@@ -198,21 +196,21 @@ def running(batches: Batches, bodies: Bodies) -> Iterator[str]:
 
 
 def first_tokens(url: str, key: str, options: argparse.Namespace) -> list[float]:
-    """One stream each `interval` seconds, whether those before have ended or not."""
+    """One request for a token each `interval` seconds, whether those before have ended or not."""
 
     async def all_of_them() -> list[Answer]:
         async with session_with(key) as session, asyncio.TaskGroup() as group:
             tasks = []
-            for _ in range(options.streams):
+            for _ in range(options.requests):
                 prompt = [random.randrange(10, 250) for _ in range(options.prompt)]
-                body = {"model": "demo", "prompt": prompt, "max_tokens": 8, "ignore_eos": True, "stream": True}
+                body = {"model": "demo", "prompt": prompt, "max_tokens": 1}
                 tasks.append(group.create_task(ask(session, url, body)))
                 await asyncio.sleep(options.interval)
         return [task.result() for task in tasks]
 
     answers = asyncio.run(all_of_them())
     assert not (errors := {each.error for each in answers} - {None}), errors
-    return [each.seen_at[0] - each.sent_at for each in answers]
+    return [each.ended_at - each.sent_at for each in answers]
 
 
 MEASURES = {"kills": with_kills, "tokens": tokens_in_turns, "first-token": first_tokens_in_turns}
@@ -226,9 +224,9 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2, help="of kills, or of turns")
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--streams", type=int, default=20, help="in each turn")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds from one stream to the next")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens of each stream")
+    parser.add_argument("--requests", type=int, default=20, help="for a token, in each turn")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds from one to the next")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of each")
     options = parser.parse_args()
 
     def changed(content: dict[str, Any]) -> None:

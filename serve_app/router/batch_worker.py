@@ -41,8 +41,6 @@ BUSY_S, IDLE_S = 0.2, 1.0
 """Between two calls of Accounts, with and without open batches."""
 SWEEP_S = 60.0
 PAGE = 200
-AHEAD_PART = 2
-"""Lines that are leased and have not begun, one for so many slots: between two calls no slot stays empty."""
 MAX_REST_S = 60.0
 NO_ROOM_TOLD = 8
 """Lines at a time, of a model whose replicas do not say what they hold."""
@@ -186,7 +184,10 @@ class BatchWorker:
             await self._files.sweep(self._ask)
 
     def _wanted(self) -> dict[str, int]:
-        """Return how many lines to lease, by batch: of each tenant the oldest that does not rest, to equal parts."""
+        """Return how many lines to lease, by batch: of each tenant the oldest that does not rest, to equal parts.
+
+        As many wait as there are slots: lines of one length end together, and no slot stays empty until the next call.
+        """
         now = self._clock()
         first: dict[str, BatchCard] = {}
         for batch in self._open.values():
@@ -197,7 +198,7 @@ class BatchWorker:
         for batch in first.values():
             model = self._model_of(batch)
             room = self._router.fleet.rooms.get(model)
-            most = self._num_free(model) + (0 if room is None else -(-room.num_slots // AHEAD_PART))
+            most = self._num_free(model) + (0 if room is None else room.num_slots)
             num_ready = sum(line.batch == batch.id for line in self._ready)
             wanted[batch.id] = max(0, -(-most // len(first)) - num_ready)
         return wanted
