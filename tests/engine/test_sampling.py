@@ -226,10 +226,10 @@ def test_post_sampling_logprobs_are_of_what_the_chain_left() -> None:
 
 def test_mixed_requests_say_the_same_alone_and_in_a_crowd_that_is_preempted() -> None:
     asked = [(request(f"r{i}", sampling=mixed_params(i), max_tokens=40), list(range(40, 56 + i))) for i in range(8)]
-    tight = make_engine(config(DEMO, kv_cache_bytes=14 * 6 * 2 * (32 + 32) * 4 * 16))
+    tight = make_engine(config(DEMO, kv_cache_bytes=12 * 6 * 2 * (32 + 32) * 4 * 16), eos_token_ids=frozenset())
     crowded = complete(tight, asked)
     assert tight.num_preemptions > 0
-    roomy = make_engine(config(DEMO))
+    roomy = make_engine(config(DEMO), eos_token_ids=frozenset())
     for one, prompt in asked:
         alone = complete(roomy, [(one, prompt)])[one.request_id, 0]
         assert crowded[one.request_id, 0].token_ids == alone.token_ids, one.request_id

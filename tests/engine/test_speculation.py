@@ -122,7 +122,7 @@ def test_predictions_right_and_wrong_change_nothing(name: str, every: int) -> No
 
 @pytest.mark.law("Guesses")
 def test_all_of_them_in_company_and_after_preemption_are_the_same() -> None:
-    engine = engine_of("prompt_lookup", num_blocks=30)
+    engine = engine_of("prompt_lookup", num_blocks=24)
     asked = [
         (replace(one, prediction=with_changes(plain(name)[0].token_ids, 7)), prompt_of(engine))
         for name, one in REQUESTS.items()
