@@ -11,12 +11,11 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from ray.runtime_env import RuntimeEnv
 
-from serve_app.check.document import Finding, Path
+from serve_app.check.document import Finding, Path, Severity
+from serve_app.deployments.arguments import GONE
 
 PASSWORD = re.compile(r"://[^@/\s]*@")
 """Of a URL, with the user's name."""
-GONE = {"kv_storage": "; it is gone: keys and values are in pages on every device. Leave it out"}
-"""Settings of earlier versions, with what a file that has one is told."""
 PUBLIC_RUNTIME_ENV_KEYS = frozenset(name for name in RuntimeEnv.known_fields if not name.startswith("_"))
 
 
@@ -73,8 +72,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def _keys_outside(data: dict[Any, Any], known: Iterable[str], path: Path) -> Iterator[Finding]:
     known = set(known)
     for key in data:
-        if key not in known:
-            told = GONE.get(str(key)) or nearest(str(key), known)
+        if key in GONE and key not in known:
+            yield Finding(path=(*path, str(key)), message=f"{key} {GONE[key]}", severity=Severity.WARNING)
+        elif key not in known:
+            told = nearest(str(key), known)
             yield Finding(path=(*path, str(key)), message=f"unknown key {str(key)!r}{told}")
 
 

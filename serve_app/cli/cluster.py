@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 PRIVATE = 0o077
@@ -49,6 +48,7 @@ def main(address: str, file: str, port: int, events: int, parent: int, *, has_da
     _be_interrupted_with(parent)
     os.umask(PRIVATE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # an image of a crashed process would hold prompts and the pepper
+    import click
     import ray
     from ray import serve
     from ray.serve.scripts import cli
@@ -59,7 +59,13 @@ def main(address: str, file: str, port: int, events: int, parent: int, *, has_da
         _refuse_what_serves()
     _start(file, port)
     threading.Thread(target=_tell, args=(events,), name="events", daemon=True).start()
-    deploy = partial(cli.main, ["run", "--non-blocking", file], standalone_mode=False)
+
+    def deploy() -> None:
+        try:
+            cli.main(["run", "--non-blocking", file], standalone_mode=False)
+        except click.Abort:  # what click makes of a KeyboardInterrupt
+            raise KeyboardInterrupt from None
+
     hold_until_interrupted(deploy, _let_routers_go)
     serve.shutdown()
 

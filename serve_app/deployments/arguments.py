@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, PlainValidator, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    model_validator,
+)
 
 from serve_app.api.dialects import DIALECTS, UNION
 from serve_app.api.limits import WireLimits
@@ -28,6 +38,11 @@ from serve_app.router.rollout import RolloutSettings
 from serve_app.router.run import RunSettings
 from serve_app.tenants.keys import DEFAULT_PEPPER
 from serve_app.tenants.published import DEFAULT_FILE
+
+logger = logging.getLogger(__name__)
+
+GONE = {"kv_storage": "changes nothing any more: keys and values are in pages on every device; leave it out"}
+"""Settings of a model in earlier versions. A file that has one is served without it."""
 
 
 def known_dialect(name: str) -> str:
@@ -119,6 +134,15 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
     default_sampling: Literal["model", "none"] = "model"
     reasoning_parser: ReasoningParserName | None = None
     pooling: Literal["auto"] | Pooling | None = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_gone(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name in GONE.keys() & given.keys():
+            logger.warning("%s of %s %s", name, given.get("name"), GONE[name])
+        return {name: value for name, value in given.items() if name not in GONE}
 
     @property
     def adapters_folder(self) -> Path | None:

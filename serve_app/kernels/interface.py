@@ -105,9 +105,11 @@ def choose_kernels(
 ) -> list[Kernels]:
     """Return who is tried, one after the other; "auto" is the best that can be had on a GPU, else torch.
 
+    On a CPU it is torch, too, where those of GPUs that are wanted are missing, so that one file serves both.
+
     has: whether a package is installed
     """
-    if wanted != "auto":
+    if wanted != "auto" and (device.type != "cpu" or has(wanted)):
         return [wanted]
     if device.type != "cuda" or not has("triton"):  # FlashInfer leaves some layers and all graphs to Triton's
         return ["torch"]

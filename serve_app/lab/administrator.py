@@ -73,7 +73,8 @@ class Administrator:
 
     def adapters(self) -> pandas.DataFrame:
         """A row per adapter: its version, who serves it, and its canary (`canary.share`, …) where it has one."""
-        return pandas.json_normalize(list(self._rows(ADAPTERS))).set_index("id")
+        rows = list(self._rows(ADAPTERS))
+        return (pandas.json_normalize(rows) if rows else pandas.DataFrame(columns=pandas.Index(["id"]))).set_index("id")
 
     def events(self, after: int = 0) -> pandas.DataFrame:
         """A row per change of teams, keys and adapters, the oldest first: 1000 at most, behind the event `after`."""

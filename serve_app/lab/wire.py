@@ -110,10 +110,14 @@ class Wire:
             return str(await self._openai.get(f"{self._url}{path}", cast_to=str))
 
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Send a request to a path of the service, with a JSON body if there is one. method: post, patch or delete"""
+        """Send a request to a path of the service, with a JSON body if there is one. method: post, patch or delete
+
+        It is sent once: what failed may have been carried out, and twice is not the same as once.
+        """
         options: dict[str, Any] = {} if body is None else {"body": dict(body)}
         with self._told_by_the_service():
-            told = await getattr(self._openai, method)(f"{self._url}{path}", cast_to=object, **options)
+            once = self._openai.with_options(max_retries=0)
+            told = await getattr(once, method)(f"{self._url}{path}", cast_to=object, **options)
         assert isinstance(told, dict)
         return told
 

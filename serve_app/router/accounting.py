@@ -105,7 +105,7 @@ class Accounting:
         request_id: str,
         status: int,
     ) -> Row:
-        usage, (first_at, last_at) = stats.usage, stats.shown_at
+        usage, (first_at, last_at), (queue_s, prefill_s) = stats.usage, stats.shown_at, stats.waits
         return Row(
             id=f"{run.response_id}/{number}",
             tenant=identity.tenant.name,
@@ -119,8 +119,8 @@ class Accounting:
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             choices=stats.num_finished,
-            queue_s=max(stats.queue_s, default=0.0),
-            prefill_s=stats.prefill_s,
+            queue_s=queue_s,
+            prefill_s=prefill_s,
             decode_s=last_at - first_at,
             engine_ns=stats.engine_ns,
             cost=self._cost(model, usage),

@@ -100,7 +100,7 @@ class BatchFiles:
         """Write the files of a batch that ends; return how many results are in them, and the files, by their names in
         the batch.
         """
-        num_kept, found = 0, dict[str, NewFile]()
+        num_kept, found, empty = 0, dict[str, NewFile](), list[str]()
         with self._new_files(2) as (output, error):
             for kept in (each for page in pages for each in page):
                 num_kept += kept.status is not None
@@ -113,7 +113,9 @@ class BatchFiles:
                     new = NewFile(id=file_id, name=file_name, purpose="batch_output", num_bytes=size)
                     found[f"{name}_file_id"] = new
                 else:
-                    self.remove(file_id)
+                    empty.append(file_id)
+        for file_id in empty:
+            self.remove(file_id)
         return num_kept, found
 
     async def sweep(self, ask: Ask) -> None:

@@ -143,7 +143,7 @@ class Rollouts:
         if trial is None or not (error is None or isinstance(error, FAILURES)):
             return
         [model] = models
-        first_s = None if error is not None else run.stats.prefill_s
+        first_s = None if error is not None else run.stats.waits[1]
         token_s = None if error is not None else run.stats.token_s(sum(each.n for each in run.requests))
         trial.tally(model.version).note(is_error=error is not None, first_s=first_s, token_s=token_s)
         if error is None and len(run.requests) == 1 and _is_scorable(run.requests[0]):

@@ -121,9 +121,10 @@ class RunStats:
         return (min(firsts), max(lasts)) if firsts else (self.entered_at, self.entered_at)
 
     @property
-    def prefill_s(self) -> float:
-        """Seconds to the first event, without the wait of the prompt that waited longest."""
-        return max(0.0, self.shown_at[0] - self.entered_at - max(self.queue_s, default=0.0))
+    def waits(self) -> tuple[float, float]:
+        """Seconds that the prompt waited which waited longest, and those to the first event without them."""
+        queue_s = max(self.queue_s, default=0.0)
+        return queue_s, max(0.0, self.shown_at[0] - self.entered_at - queue_s)
 
     def token_s(self, num_sequences: int) -> float | None:
         """Return the mean seconds between two tokens of a sequence; None where none has two."""

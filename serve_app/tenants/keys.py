@@ -156,7 +156,7 @@ class KeyCache:
 
     def identify(self, presented: str | None, *, now: float, at: float) -> Identity:
         """now: Unix seconds. Raises Unauthenticated; Unavailable where nothing was heard for too long."""
-        if at - self._heard_at > self.grace_s:
+        if self.directory is NOTHING_HEARD or at - self._heard_at > self.grace_s:
             message = "The service cannot tell whose keys are good at the moment; retry."
             raise Unavailable(message, None, {"retry_after_s": RETRY_S})
         return self.directory.identify(presented, now)

@@ -86,9 +86,10 @@ class StepCosts:
         """Raises Unusable."""
         try:
             found = json.loads(Path(file).read_text(encoding="utf-8"))
+            found.pop("copied", None)  # of earlier versions, which copied cached blocks
             costs = cls(**found)
             numbers = [float(value) for value in asdict(costs).values()]
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise Unusable(f"{file} holds no costs of steps, as `serve_app whatif fit` writes them: {error}") from error
         if costs.steps <= 0 or costs.num_blocks < 1 or min(numbers) < 0 or not all(map(math.isfinite, numbers)):
             raise Unusable(f"{file}: a step must cost some time, nothing less than none, and a replica needs blocks")

@@ -78,7 +78,7 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
         ("num_replicas: 2", "autoscaling_config: {max_replica: 2}", "unknown key 'max_replica'; did you mean"),
         ("num_cpus", "num_cpu", "ray_actor_options.num_cpu: unknown key 'num_cpu'; did you mean 'num_cpus'?"),
         ("    path: builtin", "    paht: builtin", "args.paht: unknown key 'paht'; did you mean 'path'?"),
-        ("    path: builtin", "    kv_storage: lanes\n    path: builtin", "unknown key 'kv_storage'; it is gone"),
+        ("    path: builtin", "    kv_storage: lanes\n    path: builtin", "kv_storage changes nothing any more"),
         ("aliases", "alias", "user_config.alias: unknown key 'alias'; did you mean 'aliases'?"),
         ("    path: builtin:demo\n", "", "applications[1].args: 'path' is required"),
         ("num_replicas: 1", "num_replicas: -1", "deployments[0].num_replicas: "),

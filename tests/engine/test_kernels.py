@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
+from serve_app.engine.decoder import loading
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.kernels.interface import choose_kernels
@@ -24,7 +25,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_on_a_cpu_tritons_are_taken_only_where_they_are_asked_for(
     wanted: Literal["auto", "triton", "torch"], chosen: str
 ) -> None:
-    assert choose_kernels(wanted, CPU) == [chosen]
+    assert choose_kernels(wanted, CPU, has={"triton"}.__contains__) == [chosen]
 
 
 @pytest.mark.parametrize(
@@ -42,13 +43,13 @@ def test_on_a_gpu_the_best_that_is_installed_is_tried_first(installed: set[str],
     assert choose_kernels("triton", CUDA, has=installed.__contains__) == ["triton"]
 
 
-@pytest.mark.skipif(find_spec("flashinfer") is not None, reason="flashinfer is installed")
-def test_flashinfer_that_was_asked_for_and_is_not_installed_is_refused_at_start() -> None:
-    with pytest.raises(ModelNotSupported, match="kernels: flashinfer was asked for: No module named 'flashinfer'"):
-        load_model(config(DEMO, kernels="flashinfer"))
-
-
-@pytest.mark.skipif(find_spec("triton") is not None, reason="triton is installed")
-def test_kernels_that_were_asked_for_and_cannot_be_had_are_refused_at_start() -> None:
-    with pytest.raises(ModelNotSupported, match="kernels: triton was asked for: No module named 'triton'"):
-        load_model(config(DEMO, kernels="triton"))
+@pytest.mark.parametrize("name", ["flashinfer", "triton"])
+def test_kernels_that_were_asked_for_and_cannot_be_had_are_refused_at_start(
+    name: Literal["flashinfer", "triton"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if find_spec(name) is not None:
+        pytest.skip(f"{name} is installed")
+    assert choose_kernels(name, CPU) == ["torch"], "a file for GPUs serves on CPUs, too"
+    monkeypatch.setattr(loading, "choose_kernels", lambda wanted, device: choose_kernels(wanted, CUDA))
+    with pytest.raises(ModelNotSupported, match=f"kernels: {name} was asked for: No module named '{name}'. Install it"):
+        load_model(config(DEMO, kernels=name))

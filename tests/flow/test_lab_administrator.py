@@ -129,3 +129,28 @@ def test_what_was_changed_is_a_table_of_events(administrator: Administrator) -> 
     events = administrator.events()
     assert events["action"].to_list()[-2:] == ["add tenant", "create key"]
     assert len(administrator.events(after=int(events["id"].iloc[-1]))) == 0
+
+
+def test_without_an_adapter_there_is_an_empty_table(
+    administrator: Administrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Administrator, "_rows", lambda self, path: [])
+    assert (len(administrator.adapters()), administrator.adapters().index.name) == (0, "id")
+
+
+def test_what_changes_something_is_sent_once_whatever_fails() -> None:
+    paths = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        paths.append(request.url.path)
+        return httpx2.Response(503, json={"error": {"message": "changed, but not everywhere yet", "code": 503}})
+
+    background = Background()
+    made = Administrator(
+        "http://door", "key", http_client=httpx2.AsyncClient(transport=httpx2.MockTransport(answer)),
+        background=background,
+    )  # fmt: skip
+    with pytest.raises(ServiceError, match="not everywhere yet"):
+        made.roll_back("demo:pirate")
+    made.close()
+    assert paths == ["/admin/adapters/rollback"]

@@ -174,7 +174,7 @@ async def test_a_captured_completion_that_was_drawn_comes_again_to_the_byte(hous
     body = {
         "model": ["demo", "demo:pirate"],
         "prompt": [PROMPT, "A list of"],
-        "temperature": 1.0,
+        "temperature": 2.0,  # so that hardly two of them are alike
         "n": 2,
         "max_tokens": 9,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from serve_app.core.errors import Unauthenticated, Unavailable
@@ -19,8 +21,9 @@ def directory(version: int, *, origins: tuple[str, ...] = ()) -> Directory:
     return Directory([Tenant(name="a", cors_origins=origins)], [key], pepper=PEPPER, version=version)
 
 
-def test_nobody_is_let_in_before_anything_was_heard() -> None:
-    held = KeyCache(grace_s=10.0)
+@pytest.mark.parametrize("grace_s", [10.0, math.inf])
+def test_nobody_is_let_in_before_anything_was_heard(grace_s: float) -> None:
+    held = KeyCache(grace_s=grace_s)
     assert (held.directory.version, held.directory.origins) == (-1, frozenset())
     with pytest.raises(Unavailable) as refusal:
         held.identify(SECRET, now=1.0, at=1.0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vllm.lora.request import LoRARequest
 
-from serve_app.backends.vllm.options import highest_rank
+from serve_app.backends.vllm.options import RANKS, highest_rank
 from serve_app.core.cards import AdapterCard, AdapterRecord, Residency
 from serve_app.core.errors import AdapterUnusable
 from serve_app.engine.lora.adapter import WeightsFile
@@ -72,6 +72,8 @@ class VllmAdapters:
         if not self._max_loras:
             return "the model serves none, as `max_adapters` in its args is 0"
         rank, most = record.card().rank, self._core.vllm_config.lora_config.max_lora_rank
+        if rank > RANKS[-1]:
+            return f"its rank {rank} is above {RANKS[-1]}, the most that vLLM takes; `engine: own` takes more"
         if rank > most:
             option = f"`vllm: {{max_lora_rank: {highest_rank([record])}}}`"
             return f"its rank {rank} is above {most}; {option} in the model's args allows it"

@@ -24,14 +24,23 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 LEAST_RANK = 16
 OTHER = "whether our engine does (`engine: own`) is said by `serve_app models check PATH`"
 OURS = frozenset(
-    {"model", "runner", "skip_tokenizer_init", "logits_processors", "async_scheduling", "disable_log_stats"}
+    {
+        "model",
+        "runner",
+        "skip_tokenizer_init",
+        "logits_processors",
+        "async_scheduling",
+        "disable_log_stats",
+        "enable_lora",
+    }
 )
 """What a cluster file cannot say: the replica depends on it."""
 OWN_ALONE = frozenset(
     {
-        "weights", "tensor_parallel", "max_logit_rows", "kv_storage", "kernels", "graphs", "run_ahead", "block_size",
+        "weights", "tensor_parallel", "max_logit_rows", "kernels", "graphs", "run_ahead", "block_size",
         "adapter_bytes", "max_step_stretch", "min_prompt_tokens", "max_bypass_s", "swap_weight", "max_forced_tokens",
-        "speculation", "max_draft_tokens", "return_hidden_states", "return_routed_experts",
+        "speculation", "max_draft_tokens", "return_hidden_states", "return_routed_experts", "max_recorded_bytes",
+        "image_cache_bytes", "max_image_pixels", "max_waiting_image_bytes",
     }
 )  # fmt: skip
 """Settings of a model that our engine alone carries out."""

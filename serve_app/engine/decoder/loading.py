@@ -324,7 +324,9 @@ def _settle_kernels(module: PreTrainedModel, reference: ReferenceForward, config
             check(module, reference, kernels=kernels)
         except Exception as error:  # compilers of kernels fail in ways of their own
             if config.kernels != "auto":
-                raise ModelNotSupported(f"kernels: {kernels} was asked for: {error}") from error
+                raise ModelNotSupported(
+                    f"kernels: {kernels} was asked for: {error}. Install it, or leave `kernels` out."
+                ) from error
             logger.warning(
                 "%s: attention is not %s's, whose kernels did not pass the check: %s", config.name, kernels, error
             )

@@ -65,6 +65,7 @@ class PageStorage:
         self.padding = num_blocks
         self._device = device
         self._memories: list[tuple[Reservation, int]] = []
+        self._used: set[int] = set()  # blocks of those that were claimed and not given back since
         sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
         self._pools = {
             size: self._pool((num_blocks + 1, sizes.count(size), block_size, *size), dtype)
@@ -76,15 +77,21 @@ class PageStorage:
         self._keys, self._values = [each.pages for each in parts[::2]], [each.pages for each in parts[1::2]]
 
     def claim(self, blocks: Sequence[int]) -> None:
+        if self._memories:  # what was given back is zeros
+            blocks, others = [each for each in blocks if each in self._used], blocks
+            self._used.update(others)
+        if not blocks:
+            return
         ids = sent(torch.tensor(blocks), self._device)
         for pool in self._pools.values():  # one launch each, mostly one of all
             pool.index_fill_(0, ids, 0)
 
-    def copy(self, source: int, target: int) -> None:
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
         for pool in self._pools.values():
-            pool[target].copy_(pool[source])
+            pool[target, :, :num_tokens].copy_(pool[source, :, :num_tokens])
 
     def discard(self, blocks: Sequence[int]) -> None:
+        self._used.difference_update(blocks)
         for memory, size in self._memories:
             for begin, end in stretches_of(blocks):
                 memory.give_back(begin * size, end * size)

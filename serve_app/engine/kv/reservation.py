@@ -38,10 +38,18 @@ class Reservation:
         return torch.frombuffer(self._memory, dtype=dtype, count=prod(shape)).view(shape)
 
     def give_back(self, begin: int, end: int) -> None:
-        """Return the memory of all pages that lie wholly within these bytes; they read as zeros then."""
+        """Zero these bytes and return the memory of all pages that lie wholly within them."""
         first, last = -(-begin // PAGE) * PAGE, end // PAGE * PAGE
-        if IS_LINUX and first < last:
-            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        if not IS_LINUX or first >= last:
+            self._zero(begin, end)
+            return
+        self._zero(begin, first)
+        self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+        self._zero(last, end)
+
+    def _zero(self, begin: int, end: int) -> None:
+        if begin < end:
+            torch.frombuffer(self._memory, dtype=torch.uint8, count=end - begin, offset=begin).zero_()
 
 
 def _unpromised(num_bytes: int, error: Exception) -> str:

@@ -36,8 +36,8 @@ class Storage(Protocol):
     def claim(self, blocks: Sequence[int]) -> None:
         """Zero blocks that were just taken: what a mask hides is still multiplied, by zero, and must be finite."""
 
-    def copy(self, source: int, target: int) -> None:
-        """Copy one block's contents to another."""
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        """Copy a block's first positions to another's."""
 
     def discard(self, blocks: Sequence[int]) -> None:
         """Give back the memory of free blocks, where that can be. Their contents are void."""

@@ -106,9 +106,9 @@ class KeyValueStore:
         full = num_tokens // self.block_size
         child.blocks, child.names = parent.blocks[:full], parent.names[:full]
         self._share(child.blocks)
-        if num_tokens % self.block_size:
+        if num_left := num_tokens % self.block_size:
             self._take(child, 1)
-            self.storage.copy(parent.blocks[full], child.blocks[full])
+            self.storage.copy(parent.blocks[full], child.blocks[full], num_left)
 
     def publish(self, holding: Holding, token_ids: Sequence[int], *, salt: bytes) -> None:
         """Let others find the holding's full blocks. token_ids: its tokens whose keys and values are there and sound"""

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from serve_app.core.shares import BATCH
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Account, Accounts
@@ -337,7 +338,12 @@ class PromptsInWork:
         return nearest
 
     def _compare(self, other: Sequence, sequence: Sequence) -> int:
-        """Return how many tokens both begin with, 0 if too few. A prompt's last token is always computed."""
+        """Return how many tokens both begin with, 0 if too few. A prompt's last token is always computed.
+
+        Nobody of a higher class waits for one of the class `batch`, which sits out for others.
+        """
+        if other.request.share.priority == BATCH != sequence.request.share.priority:
+            return 0
         size, lengths = self._block_size, (other.prompt_length, sequence.prompt_length)
         num_blocks = max(-(-max(lengths) // (2 * size)), other.place.num_cached_tokens // size + 1)
         num_tokens = num_blocks * size

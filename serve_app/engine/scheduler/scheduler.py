@@ -215,12 +215,18 @@ class Scheduler:
         return shared.num_tokens
 
     def _place_beside(self, parent: Sequence, child: Sequence, num_tokens: int) -> bool:
-        """Start `child` on a place of its own with the parent's first `num_tokens` positions, if there is room now."""
-        if not self._store.has_common_place or not self._store.can_reserve(num_tokens):
+        """Start `child` on a place of its own with the parent's first `num_tokens` positions, if there is room now.
+
+        One that goes on from elsewhere has further tokens already.
+        """
+        if not self._store.has_common_place or not self._store.can_reserve(child.num_tokens):
             return False
         child.place.mix = self._slots.acquire(child.request.model)
         try:
-            self._store.fork(_holding(parent), self._open(child), num_tokens)
+            holding = self._open(child)
+            self._store.fork(_holding(parent), holding, num_tokens)
+            has_room = self._store.reserve(holding, child.num_tokens)
+            assert has_room, "there were enough blocks"
         except Exception:
             self.let_go(child)
             raise

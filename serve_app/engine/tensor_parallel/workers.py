@@ -384,8 +384,8 @@ class ReplicatedStorage:
     def claim(self, blocks: Sequence[int]) -> None:
         self._change("claim", [*blocks])
 
-    def copy(self, source: int, target: int) -> None:
-        self._change("copy", source, target)
+    def copy(self, source: int, target: int, num_tokens: int) -> None:
+        self._change("copy", source, target, num_tokens)
 
     def discard(self, blocks: Sequence[int]) -> None:
         self._change("discard", [*blocks])

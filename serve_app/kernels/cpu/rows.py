@@ -40,7 +40,7 @@ class Table:
         self.num_rows = len(rows)
         self.num_keys = sum(row.num_keys for row in rows)
         self.is_divided = len(items) > len(rows)
-        self._left: dict[int, tuple[Tensor, Tensor]] = {}
+        self._left: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def left(self, heads: int, partial: int) -> tuple[Tensor, Tensor]:
         """Return room for what items of divided rows leave, and for how many of each have ended.
@@ -49,10 +49,10 @@ class Table:
         """
         if not self.is_divided:
             return self.items, self.items  # nobody writes there
-        if heads not in self._left:
+        if (heads, partial) not in self._left:
             ended = torch.zeros(self.num_rows * heads, dtype=torch.int64)
-            self._left[heads] = torch.empty(len(self.items) * heads * partial), ended
-        return self._left[heads]
+            self._left[heads, partial] = torch.empty(len(self.items) * heads * partial), ended
+        return self._left[heads, partial]
 
 
 class RowsKernel:
