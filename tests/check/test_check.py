@@ -10,6 +10,7 @@ import yaml
 
 from serve_app.check.cluster_file import check_file
 from serve_app.cli import main
+from serve_app.deployments.arguments import ModelArgs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -65,6 +66,16 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
     assert is_sound, text
 
 
+def test_a_setting_that_is_gone_is_told_and_changes_nothing(report_of) -> None:  # type: ignore[no-untyped-def]
+    is_sound, text = report_of(SOUND.replace("    path: builtin", "    kv_storage: lanes\n    path: builtin"))
+    assert (is_sound, "warning: applications[1].args.kv_storage: kv_storage changes nothing any more" in text) == (
+        True,
+        True,
+    )
+    told = ModelArgs.model_validate({"name": "demo", "path": "builtin:demo", "kv_storage": "lanes"})
+    assert told == ModelArgs.model_validate({"name": "demo", "path": "builtin:demo"})
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
@@ -78,7 +89,6 @@ def test_the_file_that_the_mistakes_below_are_made_in_is_sound(report_of) -> Non
         ("num_replicas: 2", "autoscaling_config: {max_replica: 2}", "unknown key 'max_replica'; did you mean"),
         ("num_cpus", "num_cpu", "ray_actor_options.num_cpu: unknown key 'num_cpu'; did you mean 'num_cpus'?"),
         ("    path: builtin", "    paht: builtin", "args.paht: unknown key 'paht'; did you mean 'path'?"),
-        ("    path: builtin", "    kv_storage: lanes\n    path: builtin", "kv_storage changes nothing any more"),
         ("aliases", "alias", "user_config.alias: unknown key 'alias'; did you mean 'aliases'?"),
         ("    path: builtin:demo\n", "", "applications[1].args: 'path' is required"),
         ("num_replicas: 1", "num_replicas: -1", "deployments[0].num_replicas: "),

@@ -72,6 +72,9 @@ def test_pages_are_cleared_in_one_launch_for_each_size_of_heads_and_not_for_each
     pages = [*storage._keys, *storage._values]
     sizes = [(each.heads, each.key_dim) for each in SHAPES[name].layers]
     assert [tuple(each.shape[2:]) for each in storage._keys] == sizes
+    with Fills() as fills:
+        storage.claim([1, 3])
+    assert fills.count == 0, "what nobody had is zeros"
     for each in pages:
         each.fill_(1.0)
     with Fills() as fills:

@@ -53,7 +53,7 @@ WALLS = {
     "check": wall("core backends catalog engine deployments", "ray pydantic yaml"),
     "whatif": wall("core check deployments engine router", "pydantic"),
     "offline": wall("api core deployments http router", "pyarrow"),
-    "cli": wall("api catalog check core offline tenants whatif", "prometheus_client psutil ray rich typer yaml"),
+    "cli": wall("api catalog check core offline tenants whatif", "click prometheus_client psutil ray rich typer yaml"),
     "lab": wall("cli", "openai pandas numpy matplotlib IPython prometheus_client yaml"),
 }
 
