@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextvars import Context
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 from serve_app.core.batches import (
@@ -172,7 +173,7 @@ class BatchWorker:
         self._open = {batch.id: batch for batch in work.batches}
         self._forget_ended()
         mine = {*self._tasks, *(line.key for line in self._ready), *self._results}
-        self._ready.extend(line for line in work.lines if line.key not in mine)
+        self._ready = in_turn([*self._ready, *(line for line in work.lines if line.key not in mine)])
         for batch in work.batches:
             rests = self._rests_until.get(batch.id, 0.0) > self._clock()
             if batch.is_yours and not rests and (batch.id, 0) not in self._tasks:
@@ -336,3 +337,13 @@ class BatchWorker:
             router.accounting = None if accounting is None else accounting.writing_to(self._rows)
             self._views[name] = tenant, router
         return self._views[name]
+
+
+def in_turn(lines: Iterable[Line]) -> deque[Line]:
+    """Return the lines so that batches take turns, each in its own order: none waits for all of another's."""
+    seen = Counter[str]()
+    rounds: list[tuple[int, Line]] = []
+    for line in lines:
+        rounds.append((seen[line.batch], line))
+        seen[line.batch] += 1
+    return deque(line for _, line in sorted(rounds, key=itemgetter(0)))
