@@ -23,7 +23,7 @@ from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import UNATTRIBUTED, UsageQuestion
 from serve_app.http.metrics import batch_lines
 from serve_app.router.batch_files import MAX_LINE_BYTES, STRAY_S, BatchFiles
-from serve_app.router.batch_worker import SWEEP_S, UNKNOWN_S, in_turn
+from serve_app.router.batch_worker import SWEEP_S, UNKNOWN_S
 from serve_app.tenants import tables
 from serve_app.tenants.batch_work import EXPIRING_S
 from serve_app.tenants.lending import DAY_S
@@ -497,9 +497,3 @@ async def test_a_router_that_fell_silent_loses_its_lines_to_others(house: BatchH
     assert sum(rows_of(house).values()) == 4, "what comes late is dropped"
     await silent.kill()
     await other.kill()
-
-
-def test_batches_take_turns_with_the_lines_that_wait() -> None:
-    waiting = ("a", 1), ("a", 2), ("a", 3), ("b", 1), ("b", 2)
-    lines = [Line(batch=batch, number=number, offset=0, length=1) for batch, number in waiting]
-    assert [line.key for line in in_turn(lines)] == [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]
