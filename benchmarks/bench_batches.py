@@ -178,7 +178,7 @@ def first_tokens_in_turns(house: House, keys: Keys, options: argparse.Namespace)
         with running(batches, bodies_of(options.lines, options.max_tokens, f"round {number}")) as batch_id:
             told["beside a batch"] += first_tokens(house.run.url, keys["beta"], options)
             num_lines += num_done(batches.client.batches.retrieve(batch_id))
-    cuts = {name: statistics.quantiles(each, n=100) for name, each in told.items()}
+    cuts = {name: statistics.quantiles(each, n=100, method="inclusive") for name, each in told.items()}
     seconds = {name: {"p50": round(each[49], 3), "p95": round(each[94], 3)} for name, each in cuts.items()}
     ratio = {q: round(seconds["beside a batch"][q] / seconds["alone"][q], 2) for q in ("p50", "p95")}
     return {"first token, seconds": seconds, "ratio": ratio, "lines computed meanwhile": num_lines}

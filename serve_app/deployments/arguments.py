@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,10 +38,8 @@ from serve_app.router.run import RunSettings
 from serve_app.tenants.keys import DEFAULT_PEPPER
 from serve_app.tenants.published import DEFAULT_FILE
 
-logger = logging.getLogger(__name__)
-
 GONE = {"kv_storage": "changes nothing any more: keys and values are in pages on every device; leave it out"}
-"""Settings of a model in earlier versions. A file that has one is served without it."""
+"""Settings of a model in earlier versions. A file that has one is served without it; the check says so."""
 
 
 def known_dialect(name: str) -> str:
@@ -138,11 +135,8 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
     @model_validator(mode="before")
     @classmethod
     def _without_what_is_gone(cls, given: Any) -> Any:
-        if not isinstance(given, dict):
-            return given
-        for name in GONE.keys() & given.keys():
-            logger.warning("%s of %s %s", name, given.get("name"), GONE[name])
-        return {name: value for name, value in given.items() if name not in GONE}
+        is_table = isinstance(given, dict)
+        return {name: value for name, value in given.items() if name not in GONE} if is_table else given
 
     @property
     def adapters_folder(self) -> Path | None:

@@ -32,9 +32,9 @@ class EngineConfig:
     max_logit_rows:    rows of prompt scoring per step, which bounds the memory of logits
     kv_cache_bytes:    budget of the KV cache of all shards, live and cached. "auto" is a quarter of the memory that is
                        free once the weights are loaded (85 % on a GPU), at most what all sequences could fill
-    kernels:           which kernels compute attention and adapters; "torch" gathers pages first, on CPUs of prompts
-                       alone. "auto" is flashinfer on cuda if it is installed, else triton if its kernels pass a check,
-                       else torch. flashinfer leaves some layers, graphs and adapters to triton
+    kernels:           which kernels compute attention and adapters; "torch" gathers pages first, on CPUs where our own
+                       kernel does not serve. "auto" is flashinfer on cuda if it is installed, else triton if its
+                       kernels pass a check, else torch. flashinfer leaves some layers, graphs and adapters to triton
     graphs:            whether decode steps are captured as CUDA graphs and replayed; "auto" is on cuda, if the kernels
                        follow the block tables, the model runs in the decoder loop and is not sharded
     run_ahead:         whether a step may launch while the one before is computed, if it needs nothing but its tokens;

@@ -51,5 +51,7 @@ def test_kernels_that_were_asked_for_and_cannot_be_had_are_refused_at_start(
         pytest.skip(f"{name} is installed")
     assert choose_kernels(name, CPU) == ["torch"], "a file for GPUs serves on CPUs, too"
     monkeypatch.setattr(loading, "choose_kernels", lambda wanted, device: choose_kernels(wanted, CUDA))
-    with pytest.raises(ModelNotSupported, match=f"kernels: {name} was asked for: No module named '{name}'. Install it"):
+    with pytest.raises(
+        ModelNotSupported, match=f"kernels: {name} was asked for: No module named '{name}'. Leave `kernels` out"
+    ):
         load_model(config(DEMO, kernels=name))

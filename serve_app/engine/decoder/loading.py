@@ -325,7 +325,7 @@ def _settle_kernels(module: PreTrainedModel, reference: ReferenceForward, config
         except Exception as error:  # compilers of kernels fail in ways of their own
             if config.kernels != "auto":
                 raise ModelNotSupported(
-                    f"kernels: {kernels} was asked for: {error}. Install it, or leave `kernels` out."
+                    f"kernels: {kernels} was asked for: {error}. Leave `kernels` out, and what there is serves."
                 ) from error
             logger.warning(
                 "%s: attention is not %s's, whose kernels did not pass the check: %s", config.name, kernels, error

@@ -65,7 +65,7 @@ class PageStorage:
         self.padding = num_blocks
         self._device = device
         self._memories: list[tuple[Reservation, int]] = []
-        self._used: set[int] = set()  # blocks of those that were claimed and not given back since
+        self._used: set[int] = set()  # blocks that were claimed; those of memory that was given back are zeros
         sizes = [(each.heads, dim) for each in shape.layers for dim in (each.key_dim, each.value_dim)]
         self._pools = {
             size: self._pool((num_blocks + 1, sizes.count(size), block_size, *size), dtype)
@@ -77,12 +77,11 @@ class PageStorage:
         self._keys, self._values = [each.pages for each in parts[::2]], [each.pages for each in parts[1::2]]
 
     def claim(self, blocks: Sequence[int]) -> None:
-        if self._memories:  # what was given back is zeros
-            blocks, others = [each for each in blocks if each in self._used], blocks
-            self._used.update(others)
-        if not blocks:
+        written = [each for each in blocks if each in self._used] if self._memories else blocks
+        self._used.update(blocks)
+        if not written:
             return
-        ids = sent(torch.tensor(blocks), self._device)
+        ids = sent(torch.tensor(written), self._device)
         for pool in self._pools.values():  # one launch each, mostly one of all
             pool.index_fill_(0, ids, 0)
 
