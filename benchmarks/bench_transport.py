@@ -1,6 +1,6 @@
 """What the way to the engine and back costs, by process, beside bare Serve applications that only stream.
 
-    python -m benchmarks.bench_transport --model build/bench/bench-tiny [--routers 2] [--streams 32 256]
+    python -m benchmarks.bench_transport --model build/bench/bench-tiny [--routers 2] [--replicas 4] [--streams 32 256]
 
 Starts the service as its users do, with a tiny model, and in the same cluster, behind the same proxy, two applications
 that send pieces which are written already (`bare_serve.py`): `one` has nothing behind its ingress, `two` a deployment
@@ -18,8 +18,10 @@ import json
 import os
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from benchmarks.workloads import BY_NAME, Workload, bodies, warming
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 IDLE_S = 3.0
 SETTLE_S = 0.3
-READY_S = 60.0
+READY_S = 180.0
 OURS = "ours"
 REPLICA = "ray::ServeReplica:"
 
@@ -121,10 +123,18 @@ def wait_until(is_so: Callable[[], object]) -> None:
         try:
             is_so()
             return
-        except OSError:
+        except (OSError, HTTPException):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.25)
+
+
+def check_replicas(url: str, number: int) -> None:
+    """Raises OSError where a router knows another number of them."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+        known = response.read().count(b"\nserve_app_replica_steps_total{")
+    if known != number:
+        raise OSError(f"{known} replicas, not {number}")
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
@@ -134,8 +144,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     settings = dict(each.split("=", 1) for each in args.set)
     with running_service(settings=settings) as service:
-        service.deploy(model, beside=bare_serve.applications(), num_routers=args.routers)
+        scaling = {"num_replicas": args.replicas}
+        service.deploy(model, beside=bare_serve.applications(), num_routers=args.routers, scaling=scaling)
         first_token(service.url, model["name"])
+        wait_until(lambda: check_replicas(service.url, args.replicas))
         for name in bare_serve.NAMES:
             wait_until(lambda: read(f"{service.url}/{name}", {"max_tokens": 0}))  # noqa: B023
         found = {}
@@ -154,6 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--routers", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=1, help="of the model")
     parser.add_argument("--streams", type=int, nargs="+", default=[32])
     parser.add_argument("--requests", type=int, default=2, help="of each stream's client in a round")
     parser.add_argument("--max-tokens", type=int, default=64)
