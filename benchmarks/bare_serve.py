@@ -113,7 +113,7 @@ class Before:
 
 
 def _deployed(kind: type[Any], **options: Any) -> Any:
-    return serve.deployment(kind, max_ongoing_requests=512, ray_actor_options={"num_cpus": 0.1}, **options)
+    return serve.deployment(kind, max_ongoing_requests=512, ray_actor_options={"num_cpus": 0}, **options)
 
 
 one = _deployed(serve.ingress()(Alone), name="Alone").bind()
