@@ -24,6 +24,7 @@ from serve_app.router.router import Router, RouterConfig
 from tests.engine.harness import core_of
 
 ROUTER_ID = "router-0"
+ENGINE = os.environ.get("SERVE_APP_TEST_ENGINE", "own")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ async def running_stack(
     door: Door = OPEN_DOOR,
     **changes: Any,
 ) -> AsyncIterator[Stack]:
-    """Serve the embedded model and its adapters from so many replicas."""
+    """Serve the embedded model and its adapters from so many replicas; of vLLM from one, as it has one in a process."""
     arguments = ModelArgs(
         **{
             "name": "demo",
@@ -102,13 +103,13 @@ async def running_stack(
             "dtype": "float32",
             "kv_cache_bytes": 64 << 20,
             "lease_s": 600,  # nobody renews it here
-            "engine": os.environ.get("SERVE_APP_TEST_ENGINE", "own"),
+            "engine": ENGINE,
             **changes,
         }
     )
     fleet = Fleet(ROUTER_ID)
     services = []
-    for number in range(num_replicas):
+    for number in range(1 if ENGINE == "vllm" else num_replicas):
         service = await asyncio.to_thread(load_service, arguments, f"replica-{number}")
         service.start()
         services.append(service)
