@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 PROMPT = "Once upon a time"
@@ -38,7 +37,7 @@ async def streamed_logprobs(stack: Stack, **body: Any) -> dict[str, list[Any]]:
 
 
 def eos_of(stack: Stack) -> int:
-    return min(core_of(stack.services[0]).model.eos_token_ids)
+    return min(stack.services[0].engine.eos_token_ids)
 
 
 def name_of(stack: Stack, token_id: int) -> str:

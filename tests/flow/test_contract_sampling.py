@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 PROMPT = "Once upon a time"
@@ -142,7 +141,7 @@ async def test_a_stop_token_ends_with_its_id(stack: Stack) -> None:
 
 
 async def test_ignore_eos_goes_on_and_min_tokens_keeps_from_ending(stack: Stack) -> None:
-    eos = next(iter(core_of(stack.services[0]).model.eos_token_ids))
+    eos = next(iter(stack.services[0].engine.eos_token_ids))
     forced = {"logit_bias": {str(eos): 100}, "max_tokens": 5}
     ended = (await stack.complete(prompt=PROMPT, **forced))["choices"][0]
     assert (ended["text"], ended["finish_reason"], ended["matched_stop"]) == ("", "stop", eos)
@@ -153,7 +152,7 @@ async def test_ignore_eos_goes_on_and_min_tokens_keeps_from_ending(stack: Stack)
 
 async def test_special_tokens_are_shown_where_they_are_not_skipped(stack: Stack) -> None:
     service = stack.services[0]
-    eos = next(iter(core_of(service).model.eos_token_ids))
+    eos = next(iter(service.engine.eos_token_ids))
     forced = {"logit_bias": {str(eos): 100}, "max_tokens": 2, "ignore_eos": True}
     assert await text_of(stack, **forced) == ""
     name = service.tokenizer.token_text(eos)

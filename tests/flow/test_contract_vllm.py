@@ -14,7 +14,6 @@ import pytest
 import pytest_asyncio
 
 from serve_app.text.tokenizer import TextTokenizer
-from tests.engine.harness import core_of
 from tests.flow.stack import Stack, running_stack
 
 PROMPT = "Once upon a time"
@@ -271,7 +270,7 @@ async def test_a_stop_stays_in_the_text_where_that_is_asked_for(stack: Stack) ->
 
 
 async def test_vllm_says_what_ended_a_text_but_for_the_models_own_end(stack: Stack) -> None:
-    eos = min(core_of(stack.services[0]).model.eos_token_ids)
+    eos = min(stack.services[0].engine.eos_token_ids)
     ends = await choice_of(stack, allowed_token_ids=[eos], max_tokens=4)
     assert (ends["finish_reason"], ends["matched_stop"], ends["stop_reason"]) == ("stop", eos, None)
     token_id = tokenizer_of(stack).encode_text(" the")[0]
