@@ -127,9 +127,9 @@ def compared(house: House, batches: Batches, batch: Batch, bodies: Bodies, *, nu
             wrong.append(f"line {answer['custom_id']} differs from a direct request")
     asked = [asked_of(answer, num_kills) for answer in answers]
     deadline = time.monotonic() + PATIENCE_S
-    while (not_exact := disagreements(kept_in(house.folder / "kept.db"), asked)) and time.monotonic() < deadline:
+    while (not_exact := disagreements(kept_in(house.store), asked)) and time.monotonic() < deadline:
         time.sleep(1.0)  # replicas tell what they computed
-    kept, usage = kept_in(house.folder / "kept.db"), batch.usage
+    kept, usage = kept_in(house.store), batch.usage
     rows = [row for name, found in kept.rows.items() if name.startswith("batch_req_") for row in found]
     sums = [sum(row[name] for row in rows) for name in TOKENS]
     if usage is None or sums != [usage.input_tokens, usage.output_tokens]:
