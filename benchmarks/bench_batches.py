@@ -1,6 +1,6 @@
 """Batches whose service is killed part by part, and what batches and interactive requests take from each other.
 
-    python -m benchmarks.bench_batches kills --lines 10000
+    python -m benchmarks.bench_batches kills --lines 10000 [--postgresql]
     python -m benchmarks.bench_batches tokens --lines 200 --max-tokens 16 --model build/bench/bench-0.5b
     python -m benchmarks.bench_batches first-token --lines 2000 --max-tokens 64 --model build/bench/bench-0.5b
 
@@ -8,7 +8,8 @@ Each starts a service of its own with keys, and prints JSON.
 
 kills:       two routers and two replicas. While a batch runs, kills a router, a replica, Accounts, and then everything,
              `serve_app up` among it, which begins anew in the same folder. Compares what each line was answered with
-             the ledger, and a sample with direct requests. Exits with 1 where anything is wrong.
+             the ledger, and a sample with direct requests. Exits with 1 where anything is wrong. With --postgresql a
+             server of its own has the store, which `everything` leaves alone. In the end of a round it breaks off, too.
 tokens:      tokens per second of a batch beside those of the same requests from as many clients as keep the service
              busy, in turns.
 first-token: seconds that a request for one token takes, which comes every so often, with a batch and without, in turns.
@@ -27,7 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,11 @@ from tests.agreement import TOKENS, Asked, disagreements, kept_in
 from tests.chaos.beds import TITLES
 from tests.cluster.house import House, with_keys
 from tests.cluster.kills import begun, with_two_of_each
+from tests.tenants.postgres import Server, folder_of_programs
 
 PATH = "/v1/completions"
 KILLS = ("router", "model replica", "Accounts", "everything")
+STORE, STORE_PAUSE_S = "PostgreSQL", 10.0
 ENDED = ("completed", "failed", "expired", "cancelled")
 NUM_COMPARED = 50
 NUM_BEHIND = 100
@@ -91,14 +94,15 @@ def num_done(batch: Batch) -> int:
 
 
 def with_kills(house: House, keys: Keys, options: argparse.Namespace) -> dict[str, Any]:
-    bodies, parts, kills = bodies_of(options.lines, options.max_tokens, "killed"), KILLS * options.rounds, []
+    parts = (*KILLS, *([STORE] if options.server else [])) * options.rounds
+    bodies, kills = bodies_of(options.lines, options.max_tokens, "killed"), []
     batches, began_at = Batches(house.run.url, keys["acme"]), time.monotonic()
     batch_id = batches.begin(bodies)
     for number, part in enumerate(parts, start=1):
         due = len(bodies) * number // (len(parts) + 1)
         before = num_done(batches.until(batch_id, lambda batch, due=due: num_done(batch) >= due))
         at = time.monotonic()
-        kill(house, part)
+        kill(house, part, options.server)
         batches.until(batch_id, lambda batch, before=before: num_done(batch) > before + NUM_BEHIND)
         kills.append({"part": part, "behind": before, "paused_s": round(time.monotonic() - at, 1)})
     batch = batches.until(batch_id, lambda batch: False)
@@ -106,8 +110,11 @@ def with_kills(house: House, keys: Keys, options: argparse.Namespace) -> dict[st
     return {**told, "kills": kills, **compared(house, batches, batch, bodies, num_kills=len(kills))}
 
 
-def kill(house: House, part: str) -> None:
-    """By SIGKILL: one process of the part, or everything, which begins anew then."""
+def kill(house: House, part: str, server: Server | None) -> None:
+    """By SIGKILL: one process of the part, or everything, which begins anew then. The store is away for a while."""
+    if part == STORE and server:
+        server.begin_anew(STORE_PAUSE_S)
+        return
     if part not in TITLES:
         house.run.start_anew()
         return
@@ -127,9 +134,9 @@ def compared(house: House, batches: Batches, batch: Batch, bodies: Bodies, *, nu
             wrong.append(f"line {answer['custom_id']} differs from a direct request")
     asked = [asked_of(answer, num_kills) for answer in answers]
     deadline = time.monotonic() + PATIENCE_S
-    while (not_exact := disagreements(kept_in(house.folder / "kept.db"), asked)) and time.monotonic() < deadline:
+    while (not_exact := disagreements(kept_in(house.store), asked)) and time.monotonic() < deadline:
         time.sleep(1.0)  # replicas tell what they computed
-    kept, usage = kept_in(house.folder / "kept.db"), batch.usage
+    kept, usage = kept_in(house.store), batch.usage
     rows = [row for name, found in kept.rows.items() if name.startswith("batch_req_") for row in found]
     sums = [sum(row[name] for row in rows) for name in TOKENS]
     if usage is None or sums != [usage.input_tokens, usage.output_tokens]:
@@ -215,6 +222,17 @@ def first_tokens(url: str, key: str, options: argparse.Namespace) -> list[float]
     return [each.ended_at - each.sent_at for each in answers]
 
 
+@contextmanager
+def running_server() -> Iterator[Server]:
+    programs = folder_of_programs()
+    assert programs is not None, "PostgreSQL is not installed"
+    server = Server(programs)
+    try:
+        yield server
+    finally:
+        server.end()
+
+
 MEASURES = {"kills": with_kills, "tokens": tokens_in_turns, "first-token": first_tokens_in_turns}
 
 
@@ -229,16 +247,20 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=20, help="for a token, in each turn")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds from one to the next")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of each")
+    parser.add_argument("--postgresql", action="store_true", help="the store is there, not in a file")
     options = parser.parse_args()
 
     def changed(content: dict[str, Any]) -> None:
         with_two_of_each(content) if options.what == "kills" else with_keys(content)
+        if options.server:
+            content["applications"][0]["args"]["store"] = options.server.new_database()
         content["applications"][0]["deployments"][0]["user_config"] |= {"max_wait_s": 600, "max_open_requests": 512}
         if options.model:
             more = {"path": str(Path(options.model).absolute()), "dtype": "bfloat16", "threads": 2}
             content["applications"][1]["args"] |= more
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        options.server = stack.enter_context(running_server()) if options.postgresql else None
         house, _, keys = begun(Path(folder), changed)
         try:
             told = MEASURES[options.what](house, keys, options)

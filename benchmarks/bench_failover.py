@@ -171,7 +171,7 @@ async def ledger_of(house: House, usage: Mapping[str, tuple[int, int]]) -> dict[
     """Streams whose rows do not add up to their usage, as soon as that does not change any more."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        kept = kept_in(house.folder / "kept.db")
+        kept = kept_in(house.store)
         sums = {name: sum(kept.rows.get(name, ()), Counter()) for name in usage}
         differ = {name: each for name, each in sums.items() if tuple(each[of] for of in TOKENS) != usage[name]}
         if not differ or time.monotonic() > deadline:

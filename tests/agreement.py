@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
+from sqlalchemy import URL, Connection, NullPool, create_engine
 
 from serve_app.core.ledger import UNATTRIBUTED
 
 SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
 TOKENS = ("prompt_tokens", "completion_tokens")
 """What a client is told as its usage, in this order."""
+
+BEGIN = {"sqlite": "BEGIN", "postgresql": "BEGIN ISOLATION LEVEL REPEATABLE READ"}
+"""All that is read then is of one moment."""
 
 Sums = Counter[str]
 
@@ -48,7 +49,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What a ledger's file holds at one moment, by the names of SPENT; of requests their number, too.
+    """What a ledger holds at one moment, by the names of SPENT; of requests their number, too.
 
     rows:         by request id
     told, days:   of all rows, and of all lines of days, those without a row included; by tenant
@@ -67,11 +68,12 @@ class Kept:
         return next(iter(self.rows.get(name, ())), None)
 
 
-def kept_in(file: Path) -> Kept:
-    """Of a store in SQLite, which somebody else may write meanwhile."""
+def kept_in(store: str | URL) -> Kept:
+    """Of a store in SQLite or PostgreSQL, which somebody else may write meanwhile."""
     each, added = ", ".join(SPENT), ", ".join(f"sum({name})" for name in SPENT)
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.execute("begin")  # all that is read is of one moment
+    engine = create_engine(store, isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.exec_driver_sql(BEGIN[engine.dialect.name])
         rows: dict[str, list[Sums]] = {}
         for (name,), amounts in _read(connection, f"select request_id, 1, {each} from ledger"):
             rows.setdefault(name, []).append(amounts)
@@ -206,12 +208,12 @@ def _added(sums: Iterable[Sums]) -> Sums:
     return added
 
 
-def _by_tenant(connection: sqlite3.Connection, question: str) -> dict[str, Sums]:
+def _by_tenant(connection: Connection, question: str) -> dict[str, Sums]:
     return {tenant: amounts for (tenant,), amounts in _read(connection, question)}
 
 
-def _read(connection: sqlite3.Connection, question: str) -> Iterator[tuple[tuple[str, ...], Sums]]:
+def _read(connection: Connection, question: str) -> Iterator[tuple[tuple[str, ...], Sums]]:
     """Keys, and by them requests and SPENT, which the question has last."""
     names = ("requests", *SPENT)
-    for found in connection.execute(question):
-        yield found[: -len(names)], Counter(dict(zip(names, found[-len(names) :], strict=True)))
+    for found in connection.exec_driver_sql(question):
+        yield found[: -len(names)], Counter(dict(zip(names, map(int, found[-len(names) :]), strict=True)))

@@ -47,7 +47,7 @@ Sums = Counter[str]
 
 
 class LedgerStore:
-    """One writer. A batch is one transaction: all of it is there, or nothing.
+    """A batch is one transaction: all of it is there, or nothing. Of two writers one waits for the other.
 
     Law: for each tenant and model, the rows and what is unattributed come to what replicas counted, always. What is
     unattributed grows with what is counted and shrinks again where a row comes that explains it; of requests that still
@@ -80,7 +80,7 @@ class LedgerStore:
         now: Unix seconds
         first: what is done in the same transaction before; it returns further rows
         """
-        with self.engine.begin() as connection:
+        with tables.alone(self.engine) as connection:
             rows = [*rows, *first(connection)]
             by_id = {row.id: row for row in sorted(map(_fitting, rows), key=lambda row: row.completion_tokens)}
             rows = list(by_id.values())

@@ -18,6 +18,8 @@ from serve_app.tenants.errors import NotThere, StoreUnavailable, TenancyError, u
 from serve_app.tenants.keys import Directory, Key, fingerprint_of
 
 BUSY_TIMEOUT_MS = 10_000
+STILL_S = 30
+"""For so long at most a transaction stands still, as that of a host that died; PostgreSQL ends it then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,8 @@ class TenantStore:
         self.engine = engine_of(url)
         if is_made and self.engine.dialect.name == "sqlite":
             event.listen(self.engine, "connect", _prepare_sqlite)
+        if self.engine.dialect.name == "postgresql":
+            event.listen(self.engine, "connect", _prepare_postgresql)
         try:
             schema = self._create() if is_made else self._schema()
             if schema != tables.SCHEMA:
@@ -252,6 +256,13 @@ def _prepare_sqlite(connection: Any, _: object) -> None:
     """Readers and a writer beside each other (https://sqlite.org/wal.html), and references that are kept."""
     for pragma in (f"busy_timeout={BUSY_TIMEOUT_MS}", "journal_mode=WAL", "foreign_keys=ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_postgresql(connection: Any, _: object) -> None:
+    """What a host locked that died without a word, others wait for: by itself, the server would notice in two hours."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{STILL_S}s'")
+    connection.commit()
 
 
 ADDED = "add tenant"

@@ -26,7 +26,7 @@ from sqlalchemy.types import JSON
 from serve_app.core.ledger import SUMS
 
 ALONE = {"sqlite": "BEGIN IMMEDIATE", "postgresql": "SELECT pg_advisory_xact_lock(5432015)"}
-"""Lets one process after the other make what is not there."""
+"""Lets one process after the other do what reads first and writes then, or makes what is not there."""
 SCHEMA = 1
 """Of these tables; a store of another one is refused."""
 MAX_NAME_CHARS = 96
@@ -123,10 +123,17 @@ for dialect, statements in (("sqlite", ON_SQLITE), ("postgresql", ON_POSTGRESQL)
 
 
 @contextmanager
-def creating(engine: Engine) -> Iterator[Connection]:
-    """A transaction in which every table is there, whoever else begins at the same time."""
+def alone(engine: Engine) -> Iterator[Connection]:
+    """A transaction that begins when no other of this kind runs, of whichever process."""
     with engine.begin() as connection:
         connection.exec_driver_sql(ALONE.get(engine.dialect.name, "SELECT 1"))
+        yield connection
+
+
+@contextmanager
+def creating(engine: Engine) -> Iterator[Connection]:
+    """A transaction in which every table is there, whoever else begins at the same time."""
+    with alone(engine) as connection:
         metadata.create_all(connection)
         yield connection
 

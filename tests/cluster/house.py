@@ -11,16 +11,24 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+import yaml
+from sqlalchemy import URL, make_url
 
 from serve_app.cli import main
+from serve_app.tenants.store import file_of
 from tests.cluster.started import TIMEOUT_S, Started
 
 NUM_ASKED = 24
 """Requests, one after the other, that both of two routers and both of two replicas get some of."""
 
 
-def with_keys(content: dict[str, Any]) -> None:
+def router_of(content: dict[str, Any]) -> dict[str, Any]:
     (router,) = (each for each in content["applications"] if each["name"] == "router")
+    return router
+
+
+def with_keys(content: dict[str, Any]) -> None:
+    router = router_of(content)
     router["args"]["store"] = "sqlite:///kept.db"
     router["deployments"][0]["user_config"]["auth"] = "keys"
 
@@ -37,6 +45,13 @@ class House:
     ) -> None:
         self.folder = folder
         self.run = Started(folder, change, environment, options)
+
+    @property
+    def store(self) -> URL:
+        """As its cluster file names it, and good in any folder."""
+        url = make_url(router_of(yaml.safe_load((self.folder / "cluster.yaml").read_text()))["args"]["store"])
+        file = file_of(url)
+        return url if file is None else url.set(database=str(self.folder / file))
 
     def command(self, *words: str) -> dict[str, Any]:
         """What it answers. It runs here, one at a time: a process of its own would import everything anew."""

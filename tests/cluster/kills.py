@@ -144,7 +144,7 @@ async def without_kills(house: House, keys: dict[str, str], *, seconds: float) -
 
 
 def kept(house: House) -> Kept:
-    return kept_in(house.folder / "kept.db")
+    return kept_in(house.store)
 
 
 def logged_in(folders: Collection[Path]) -> dict[str, Logged]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import httpx
 
@@ -60,7 +59,7 @@ class Play:
 
     @property
     def kept(self) -> Kept:
-        return kept_in(Path(str(self.accounts.store.engine.url.database)))
+        return kept_in(self.accounts.store.engine.url)
 
     async def run(self, *, dies_at: int | None, share_leaving: float) -> None:
         """Until all is over and told."""

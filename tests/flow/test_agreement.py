@@ -12,6 +12,7 @@ from sqlalchemy import create_engine, text
 from serve_app.core.ledger import CLIENT_LEFT, Counted, Row, Spent
 from serve_app.tenants.ledger import LedgerStore
 from tests.agreement import Asked, Kept, disagreements, kept_in
+from tests.tenants.conftest import postgresql, url  # noqa: F401
 
 MOST = (5, 60)
 WHOLE = Asked(name="whole", tenant="acme", most=MOST, usage=(5, 50))
@@ -27,7 +28,11 @@ def row(name: str, completion: int = 50, *, number: int = 0, status: int = 200, 
     return replace(made, prompt_tokens=prompt, cached_tokens=1, completion_tokens=completion, engine_ns=7)
 
 
-def ledger(folder: Path, rows: Sequence[Row], *, prompt: int, completion: int, engine_ns: int | None = None) -> Kept:
+def store_in(folder: Path) -> str:
+    return f"sqlite:///{folder / 'ledger.db'}"
+
+
+def ledger(store: str, rows: Sequence[Row], *, prompt: int, completion: int, engine_ns: int | None = None) -> Kept:
     """As the real store keeps these rows, and that one replica counted so much."""
     num_prompts = prompt // 5
     spent = Spent(
@@ -37,21 +42,21 @@ def ledger(folder: Path, rows: Sequence[Row], *, prompt: int, completion: int, e
         completion_tokens=completion,
         engine_ns=7 * num_prompts if engine_ns is None else engine_ns,
     )
-    engine = create_engine(f"sqlite:///{folder / 'ledger.db'}")
+    engine = create_engine(store)
     LedgerStore(engine).record(rows, [Counted(replica_id="r0", model="tiny", spent=spent)], 0.0)
     engine.dispose()
-    return kept_in(folder / "ledger.db")
+    return kept_in(store)
 
 
-def test_a_ledger_of_what_nobody_disturbed_agrees(tmp_path: Path) -> None:
-    kept = ledger(tmp_path, [row("whole")], prompt=5, completion=50)
+def test_a_ledger_of_what_nobody_disturbed_agrees(url: str) -> None:  # noqa: F811
+    kept = ledger(url, [row("whole")], prompt=5, completion=50)
     shown = {("r0", "acme"): {"completion_tokens": 50, "engine_ns": 7}}
     assert disagreements(kept, [WHOLE, AGAIN], shown) == []
 
 
 def test_what_was_left_moved_or_lost_with_its_router_may_leave_something_unattributed(tmp_path: Path) -> None:
     rows = [row("whole"), row("left", 20, status=CLIENT_LEFT), row("moved")]
-    explained = ledger(tmp_path, rows, prompt=25, completion=120 + 40 + 60 + 50)
+    explained = ledger(store_in(tmp_path), rows, prompt=25, completion=120 + 40 + 60 + 50)
     assert explained.unattributed["acme"]["completion_tokens"] == 150
     assert disagreements(explained, [WHOLE, LEFT, MOVED, LOST]) == []
 
@@ -79,7 +84,7 @@ def test_a_row_that_is_missing_wrong_or_doubled_is_found(
 ) -> None:
     """Whoever else left enough behind that no sum shows it."""
     many = [replace(LEFT, name=f"left-{number}") for number in range(9)]
-    kept = ledger(tmp_path, rows, prompt=40, completion=200)
+    kept = ledger(store_in(tmp_path), rows, prompt=40, completion=200)
     assert [each for each in disagreements(kept, [*asked, *many]) if "unattributed" not in each] == [found]
 
 
@@ -98,12 +103,12 @@ def test_a_row_that_is_missing_wrong_or_doubled_is_found(
 def test_more_or_less_than_what_requests_explain_is_found(
     tmp_path: Path, rows: Sequence[Row], completion: int, asked: Sequence[Asked], found: str
 ) -> None:
-    kept = ledger(tmp_path, rows, prompt=5, completion=completion)
+    kept = ledger(store_in(tmp_path), rows, prompt=5, completion=completion)
     assert found in disagreements(kept, asked)
 
 
 def test_time_that_no_row_explains_is_found_where_every_request_has_its_row(tmp_path: Path) -> None:
-    kept = ledger(tmp_path, [row("whole")], prompt=5, completion=50, engine_ns=8)
+    kept = ledger(store_in(tmp_path), [row("whole")], prompt=5, completion=50, engine_ns=8)
     [found] = disagreements(kept, [WHOLE])
     assert found.endswith("is unattributed, and every request has its row")
 
@@ -112,19 +117,19 @@ def test_time_that_no_row_explains_is_found_where_every_request_has_its_row(tmp_
 def test_a_replica_that_shows_something_else_than_the_ledger_knows_is_found(
     tmp_path: Path, amount: dict[str, int]
 ) -> None:
-    kept = ledger(tmp_path, [row("whole")], prompt=5, completion=50)
+    kept = ledger(store_in(tmp_path), [row("whole")], prompt=5, completion=50)
     [(name, number)] = amount.items()
     [found] = disagreements(kept, [WHOLE], {("r0", "acme"): amount})
     assert found == f"r0 shows {number} {name} for acme, and {number - 1} are known"
 
 
 def test_sums_by_day_that_are_not_those_of_the_rows_are_found(tmp_path: Path) -> None:
-    ledger(tmp_path, [row("whole")], prompt=5, completion=50)
-    engine = create_engine(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger(store_in(tmp_path), [row("whole")], prompt=5, completion=50)
+    engine = create_engine(store_in(tmp_path))
     with engine.begin() as connection:
         connection.execute(text("update days set prompt_tokens = 4, requests = 2"))
     engine.dispose()
-    assert disagreements(kept_in(tmp_path / "ledger.db"), [WHOLE]) == [
+    assert disagreements(kept_in(store_in(tmp_path)), [WHOLE]) == [
         "acme: 1 requests of rows and 0 of none are not the 2 of days",
         "acme: 5 prompt_tokens of rows and 0 of none are not the 4 of days",
         "acme: 4 prompt_tokens are not the 5 that replicas counted",

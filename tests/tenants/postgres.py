@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -65,6 +66,13 @@ class Server:
             ends = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
             connection.exec_driver_sql(ends)
         engine.dispose()
+
+    def begin_anew(self, pause_s: float) -> None:
+        """Break off everything, as by `pg_ctl stop -m immediate`, and recover after a while on the same port."""
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(WAIT_S)
+        time.sleep(pause_s)
+        self._process = self._start()
 
     def end(self) -> None:
         self._process.send_signal(signal.SIGINT)  # which ends its connections, too

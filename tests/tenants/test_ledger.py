@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,21 @@ def test_a_row_that_comes_again_is_kept_once(store: LedgerStore) -> None:
     assert store.record([*rows, row("c")], (), 0.0) == 1
     assert store.record([row("c"), row("c")], (), 0.0) == 0
     assert (sums(store)["requests"], sums(store)["prompt_tokens"], sums(store)["cost"]) == (3, 30, 5)
+
+
+@pytest.mark.law("Exactly once")
+def test_of_two_writers_none_counts_what_the_other_has_counted(store: LedgerStore, url: str) -> None:
+    """Accounts that were given up may still write where others began, as on a host that is cut off from the head."""
+    other = create_engine(url)
+
+    def write(writer: LedgerStore) -> None:
+        for number in range(1, 31):
+            writer.record((), [counted("r0", Spent(flow="acme", completion_tokens=number, engine_ns=number))], 0.0)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, [store, LedgerStore(other)]))
+    other.dispose()
+    assert sums(store)["completion_tokens"] == 30
 
 
 def test_a_row_that_tells_more_takes_the_place_of_the_other_and_stays_on_its_day(store: LedgerStore) -> None:

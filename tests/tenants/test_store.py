@@ -20,7 +20,7 @@ from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.declaration import changed
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.keys import make_pepper, new_key_id, read_pepper
-from serve_app.tenants.store import Author, TenantStore
+from serve_app.tenants.store import STILL_S, Author, TenantStore
 from tests.tenants.conftest import BOTH
 from tests.tenants.postgres import Server
 
@@ -256,6 +256,17 @@ def test_a_database_that_was_started_anew_is_used_again(store: TenantStore, url:
     store.change_tenants(by(0.0), added=[ACME])
     postgresql.drop_connections(url)
     assert store.tenants() == [ACME]
+
+
+@on_postgresql
+def test_who_stands_still_in_a_transaction_does_not_keep_others_out_for_long(
+    store: TenantStore, url: str, postgresql: Server
+) -> None:
+    """As on a host that died without a word: PostgreSQL itself would wait for two hours."""
+    for _ in range(2):
+        with store.engine.connect() as connection:
+            assert connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == f"{STILL_S}s"
+        postgresql.drop_connections(url)
 
 
 def test_stores_that_begin_at_once_are_one(url: str) -> None:
