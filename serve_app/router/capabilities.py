@@ -64,8 +64,12 @@ def check_capabilities(request: GenerationRequest, card: ModelCard, *, model_par
 def lacking(need: Need, card: ModelCard) -> UnsupportedParameter:
     """Return the refusal of a need that the model's engine lacks."""
     must = f"{need.off} for {card.name}, whose engine ({card.engine}) does not support {words_of(need.kind)}"
-    remedy = "" if card.engine == "own" else 'Its operator serves it with "engine: own" in its args.'
-    return UnsupportedParameter.refusing(need.param, must=must, found=shown(need.found), remedy=remedy)
+    return UnsupportedParameter.refusing(need.param, must=must, found=shown(need.found), remedy=remedy_of(card))
+
+
+def remedy_of(card: ModelCard) -> str:
+    """Return the way out of what the model's engine lacks; our own knows none."""
+    return "" if card.engine == "own" else 'Its operator serves it with "engine: own" in its args.'
 
 
 def sampling_needs(params: SamplingParams, texts: UnencodedParams) -> Iterator[Need]:

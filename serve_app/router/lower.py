@@ -30,7 +30,7 @@ from serve_app.core.request import (
     UnencodedParams,
 )
 from serve_app.core.tenants import LOCAL, Tenant
-from serve_app.router.capabilities import Need, check_capabilities, lacking
+from serve_app.router.capabilities import Need, check_capabilities, lacking, remedy_of
 from serve_app.router.message import constraint_of, marks_to_show, writing_of
 from serve_app.tools.forms import Form, call_constraint
 
@@ -267,7 +267,8 @@ def _check_images(images: Sequence[Image], card: ModelCard) -> None:
         return
     why = "completes text only" if card.images is None else f"takes none here: {card.images.reason}"
     must = f"be absent for {card.name}, which {why}"
-    raise UnsupportedParameter.refusing(images[0].name, must=must, found="an image")
+    remedy = "" if card.images is None else remedy_of(card)
+    raise UnsupportedParameter.refusing(images[0].name, must=must, found="an image", remedy=remedy)
 
 
 def _check_prompt_ids(request: CompletionRequest, part: int, *, vocab_size: int) -> None:

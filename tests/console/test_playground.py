@@ -73,6 +73,15 @@ def test_a_stream_and_a_whole_answer_show_what_the_service_says(demo: Served, ne
         assert "".join(shown) == said["text"]
 
 
+def test_an_answer_that_comes_whole_tells_no_speed(demo: Served, new_page: NewPage) -> None:
+    page = new_page(demo.url)
+    ticked(page, "demo")
+    page.get_by_label("Stream as it is written").uncheck()
+    complete(page)
+    expect(answer_of(page, "demo").locator("footer")).to_contain_text("first after")
+    expect(answer_of(page, "demo").locator("footer")).not_to_contain_text("tokens/s")
+
+
 def test_three_adapters_answer_side_by_side_as_each_does_alone(demo: Served, new_page: NewPage) -> None:
     page = new_page(demo.url)
     ticked(page, *ADAPTERS)
@@ -155,8 +164,12 @@ def test_a_chat_goes_on_with_each_model_and_starts_over(demo: Served, new_page: 
     turns = answer_of(page, "demo").locator(".turn").all_inner_texts()
     assert [turn.split("\n")[0] for turn in turns] == ["user", "assistant", "user"]
     assert first in turns[1]
+    page.reload()
+    expect(page.locator("#answers")).to_contain_text("The chat goes on where it was")
     page.get_by_role("button", name="Start over").click()
     expect(page.locator(".answer")).to_have_count(0)
+    page.reload()
+    expect(page.locator("#answers")).to_contain_text("press Send")
 
 
 def test_a_reload_keeps_the_form_and_earlier_requests_come_back(demo: Served, new_page: NewPage) -> None:

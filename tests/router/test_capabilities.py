@@ -22,13 +22,14 @@ from serve_app.core.cards import (
 )
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef, Part, mixed
-from serve_app.core.prompt import Prompt
+from serve_app.core.prompt import ImageCard, Prompt
 from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, SamplerName
 from serve_app.router.capabilities import check_capabilities
 from serve_app.router.lower import lower, record_wanted
 from tests.api.test_dialects import VALUES
 from tests.fakes import model_card
 from tests.parsing import parse_completion
+from tests.pictures import sent
 
 NOTHING = Capabilities(
     sampling=frozenset(), constraints=frozenset(), adapters=frozenset(), recordings=frozenset()
@@ -140,6 +141,17 @@ def test_embeddings_are_refused_where_the_engine_has_none() -> None:
     others = card_of(without("recordings", "hidden_states"))
     (request,) = lowered(None)
     check_capabilities(replace(request, record=record_wanted(wanted, others)), others, model_param="model")
+
+
+@pytest.mark.parametrize(("members", "is_told"), [({"engine": "vllm"}, True), ({}, False), ({"images": None}, False)])
+def test_images_are_refused_with_the_way_out_where_it_is_the_engine_that_takes_none(
+    members: dict[str, Any], is_told: bool
+) -> None:
+    card = replace(model_card("tiny"), **{"images": ImageCard(reason="text alone"), **members})
+    body = json.dumps({"model": "tiny", "prompt": "<image>Hello", "images": [sent(1)]}).encode()
+    with pytest.raises(UnsupportedParameter) as refusal:
+        lower(parse_completion(body), "cmpl-1", resolve=resolve, card_of=lambda ref: card)
+    assert ('"engine: own"' in str(refusal.value)) is is_told
 
 
 def test_every_kind_is_in_the_whole_set() -> None:

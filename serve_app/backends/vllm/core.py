@@ -85,6 +85,8 @@ class VllmCore(BaseEngine):
         self._running: dict[str, Running] = {}
         self._numbers = count()
         self._num_found = 0
+        self._num_preempted = 0  # of sequences that are gone
+        self._block_bytes = block_bytes_of(core)
 
     @property
     def has_work(self) -> bool:
@@ -99,7 +101,8 @@ class VllmCore(BaseEngine):
             num_free_blocks=pool.get_num_free_blocks(),
             num_blocks=pool.num_gpu_blocks - 1,  # one stands for none
             num_steps=self.num_steps,
-            num_preemptions=sum(each.request.num_preemptions for each in self._running.values()),
+            block_bytes=self._block_bytes,
+            num_preemptions=self._num_preempted + sum(map(preemptions_of, self._running.values())),
             num_prefix_hit_tokens=self._num_found,
             step_s=self.step_s,
             num_generated=self._accounts.num_generated,
@@ -311,7 +314,8 @@ class VllmCore(BaseEngine):
 
     def _release(self, numbers: Iterable[str]) -> None:
         """Have vLLM forget these requests."""
-        gone = [number for number in numbers if self._running.pop(number, None) is not None]
+        gone = {number: self._running.pop(number) for number in numbers if number in self._running}
+        self._num_preempted += sum(map(preemptions_of, gone.values()))
         if left := [number for number in gone if number in self.core.scheduler.requests]:
             self.core.abort_requests(left)
 
@@ -324,6 +328,16 @@ class VllmCore(BaseEngine):
         found += [each for each in paused if each.request.request_id in request_ids]
         paused[:] = [each for each in paused if each.request.request_id not in request_ids]
         return found
+
+
+def preemptions_of(running: Running) -> int:
+    return int(running.request.num_preemptions)
+
+
+def block_bytes_of(core: EngineCore) -> int:
+    """Return what a block takes of vLLM's memory for keys and values: it is of one group of layers at a time."""
+    groups = core.scheduler.kv_cache_config.kv_cache_groups
+    return max((len(each.layer_names) * int(each.kv_cache_spec.page_size_bytes) for each in groups), default=0)
 
 
 def scores_of_prompt(tensors: LogprobsTensors, *, ranked: bool) -> tuple[Scored, ...]:

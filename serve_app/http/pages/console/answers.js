@@ -7,6 +7,7 @@ import { asCall, textOf } from "./memory.js";
 import { problem } from "./problems.js";
 import { Tokens } from "./tokens.js";
 
+const LEAST_MS = 20; // what comes within less came at once, and tells no speed
 const ENDS = { stop: "finished", length: "length reached", tool_calls: "calls a tool", abort: "was aborted", error: "failed" };
 
 export class Answer {
@@ -18,7 +19,7 @@ export class Answer {
     this.calls = [];
     this.isOver = false;
     this.startedAt = performance.now();
-    this.firstAt = null;
+    this.firstAt = this.lastAt = null;
     this.numPoints = 0;
     this.words = document.createTextNode("");
     this.text = make("span", { "aria-live": "polite", "aria-busy": "true", class: "text" }, this.words);
@@ -106,7 +107,8 @@ export class Answer {
   }
 
   begin(text) {
-    this.firstAt ??= performance.now();
+    this.lastAt = performance.now();
+    this.firstAt ??= this.lastAt;
     if (!this.isOver) this.tag.textContent = "writing";
     this.words.appendData(text);
   }
@@ -130,10 +132,10 @@ export class Answer {
     if (this.reply && this.calls.length) this.askForResults();
     const number = this.tokens.tokens.length;
     const facts = [];
-    const decoding = performance.now() - this.firstAt;
+    const decoding = this.lastAt - this.firstAt;
     if (number) facts.push(`${number} ${number === 1 ? "token" : "tokens"}`);
     if (this.firstAt) facts.push(`first after ${seconds((this.firstAt - this.startedAt) / 1000)}`);
-    if (number > 1 && decoding > 0) facts.push(`${((number - 1) / decoding * 1000).toFixed(0)} tokens/s`);
+    if (number > 1 && decoding > LEAST_MS) facts.push(`${((number - 1) / decoding * 1000).toFixed(0)} tokens/s`);
     this.stats.textContent = facts.join(" · ");
   }
 

@@ -17,7 +17,11 @@ import { Tools } from "./tools.js";
 
 const form = byId("composer");
 const NARROW = "(max-width: 860px)";
-const FIRST = "A prompt is there already: press Complete. Tick several models to see them answer side by side.";
+const FIRST = {
+  completion: "A prompt is there already: press Complete. Tick several models to see them answer side by side.",
+  chat: "Write a message and press Send. Tick several models to see them answer side by side.",
+};
+const GOES_ON = "The chat goes on where it was. Start over begins a new one.";
 const NO_MODEL = "Tick a model above, or write its address, such as base:adapter or a mix base:one*0.6+two*0.4.";
 const TEXTS = ["address", "prompt", "system", "message"];
 const TICKS = ["likely", "streams", "markdown"];
@@ -43,7 +47,8 @@ export class Playground {
     byId("anew").addEventListener("click", () => this.startOver());
     byId("stop").addEventListener("click", () => this.stopping?.abort());
     form.ownerDocument.addEventListener("keydown", (event) => event.key === "Escape" && this.stopping?.abort());
-    byId("answers").replaceChildren(empty(FIRST));
+    this.first = empty(FIRST.completion);
+    byId("answers").replaceChildren(this.first);
     this.wanted = memory.draft ? this.restore(memory.draft) : [];
   }
 
@@ -140,6 +145,7 @@ export class Playground {
     }
     this.parameters.use(this.kind);
     byId("run").textContent = RUNS[this.kind];
+    this.first.textContent = this.kind === "chat" && this.threads.size ? GOES_ON : FIRST[this.kind];
     unmark(form);
   }
 
