@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -18,6 +20,7 @@ from serve_app.core.log_context import log_context
 from serve_app.core.request import GenerationRequest
 from serve_app.deployments.autoscaling import Work
 from serve_app.deployments.loading import exempt_what_is_loaded, resting
+from serve_app.deployments.ray_private import num_cpus_of_ray
 from serve_app.deployments.transport import pack
 
 if TYPE_CHECKING:
@@ -55,6 +58,16 @@ async def _in_a_thread_that_ends(load: Callable[[str], ModelService], replica_id
         threads.shutdown(wait=False)
 
 
+def let_torch_have_cpus() -> None:
+    """Have torch, which is imported later, compute in a thread for each CPU where Ray sets aside less than one.
+
+    Ray says one thread there, and as many as it sets aside elsewhere. A GPU's replica computes little on CPUs.
+    """
+    set_aside = ray.get_runtime_context().get_assigned_resources()
+    if not set_aside.get("GPU") and set_aside.get("CPU", 0.0) < 1:
+        os.environ["OMP_NUM_THREADS"] = str(int(num_cpus_of_ray()))
+
+
 def work_of(service: ModelService) -> Work:
     """Return the load of a replica, as the autoscaling policy reads it."""
     card = service.card
@@ -80,6 +93,7 @@ class Model:
         """load: loads the model for the replica of the given id, and blocks until that is done"""
         context = serve.get_replica_context()
         self._replica_id = context.replica_id.unique_id
+        let_torch_have_cpus()
         with resting():
             self._service = await _in_a_thread_that_ends(load, self._replica_id)
         exempt_what_is_loaded()

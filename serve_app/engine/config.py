@@ -46,7 +46,8 @@ class EngineConfig:
                        largest adapter at start, or, if that is more, as many of rank 64 on all linears, for which an
                        eighth of the free memory is the most
     max_waiting:       sequences queued beyond those running; the engine refuses more
-    threads:           torch threads; None is one per CPU of the process, divided among its shards
+    threads:           torch threads; None is one per CPU that `num_cpus` of the deployment sets aside, or of the node
+                       if that is less than one, divided among the replica's shards
     niceness:          of the threads that compute steps on CPUs, so that proxies and routers on the machine go first;
                        "auto" is 5, and 0 of vLLM, whose threads wait awake for longer
     tensor_parallel:   devices of one node that share the model, one process each; 1 does not shard it

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from types import SimpleNamespace
 
 import pytest
+import ray
 from ray import serve
 
 from serve_app.deployments import model
@@ -39,6 +41,7 @@ async def begun(service: Cold, rank: int, monkeypatch: pytest.MonkeyPatch) -> as
     context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="r"), rank=SimpleNamespace(rank=rank))
     monkeypatch.setattr(serve, "get_replica_context", lambda: context)
     monkeypatch.setattr(model, "exempt_what_is_loaded", lambda: None)  # which is for the life of a process
+    monkeypatch.setattr(model, "let_torch_have_cpus", lambda: None)
     made = Held.__new__(Held)
     constructing = asyncio.create_task(made.__init__(lambda replica_id: service))  # type: ignore[misc]
     async with asyncio.timeout(60):
@@ -61,3 +64,17 @@ async def test_the_first_replica_takes_requests_while_it_warms(monkeypatch: pyte
     await asyncio.wait_for(await begun(service, 0, monkeypatch), 60)
     assert not service.is_warm.is_set()
     service.is_warm.set()
+
+
+@pytest.mark.parametrize(
+    ("set_aside", "threads"),
+    [({"CPU": 0.4}, "6"), ({}, "6"), ({"CPU": 1.0}, "as Ray says"), ({"CPU": 0.4, "GPU": 1.0}, "as Ray says")],
+)
+def test_a_part_of_a_cpu_is_no_bound_on_threads(
+    set_aside: dict[str, float], threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "as Ray says")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_assigned_resources=lambda: set_aside))
+    monkeypatch.setattr(model, "num_cpus_of_ray", lambda: 6.0)
+    model.let_torch_have_cpus()
+    assert os.environ["OMP_NUM_THREADS"] == threads
