@@ -61,10 +61,12 @@ async def _in_a_thread_that_ends(load: Callable[[str], ModelService], replica_id
 def let_torch_have_cpus() -> None:
     """Have torch, which is imported later, compute in a thread for each CPU where Ray sets aside less than one.
 
-    Ray says one thread there, and as many as it sets aside elsewhere. A GPU's replica computes little on CPUs.
+    Ray says one thread there, and as many as it sets aside elsewhere. What an operator says in OMP_NUM_THREADS, Ray and
+    we leave, unless it is one: then `threads` has to say it. A GPU's replica computes little on CPUs.
     """
     set_aside = ray.get_runtime_context().get_assigned_resources()
-    if not set_aside.get("GPU") and set_aside.get("CPU", 0.0) < 1:
+    is_part = not set_aside.get("GPU") and set_aside.get("CPU", 0.0) < 1
+    if is_part and os.environ.get("OMP_NUM_THREADS", "1") == "1":
         os.environ["OMP_NUM_THREADS"] = str(int(num_cpus_of_ray()))
 
 

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 LEAST_S, MOST_S = 0.2, 1.0
 """Between two calls of Accounts: the least where no leased line is left to begin, or a file was read or written.
 
-Calls have their price: with five in a second two cores computed a tenth less.
+Calls have their price: with five in a second two cores computed a twentieth less.
 """
 SWEEP_S = 60.0
 PAGE = 200
@@ -122,7 +122,7 @@ class BatchWorker:
         self._attempts: Counter[Key] = Counter()
         self._swept_at = self._clock()
         self._is_reached = True
-        self._is_short = asyncio.Event()
+        self._is_short = asyncio.Event()  # Accounts are to be asked soon
         self.router = router
 
     @property

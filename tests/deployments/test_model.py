@@ -67,13 +67,19 @@ async def test_the_first_replica_takes_requests_while_it_warms(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("set_aside", "threads"),
-    [({"CPU": 0.4}, "6"), ({}, "6"), ({"CPU": 1.0}, "as Ray says"), ({"CPU": 0.4, "GPU": 1.0}, "as Ray says")],
+    ("set_aside", "said", "threads"),
+    [
+        ({"CPU": 0.4}, "1", "6"),
+        ({}, "1", "6"),
+        ({"CPU": 0.4}, "3", "3"),
+        ({"CPU": 1.0}, "1", "1"),
+        ({"CPU": 0.4, "GPU": 1.0}, "1", "1"),
+    ],
 )
 def test_a_part_of_a_cpu_is_no_bound_on_threads(
-    set_aside: dict[str, float], threads: str, monkeypatch: pytest.MonkeyPatch
+    set_aside: dict[str, float], said: str, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "as Ray says")
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_assigned_resources=lambda: set_aside))
     monkeypatch.setattr(model, "num_cpus_of_ray", lambda: 6.0)
     model.let_torch_have_cpus()
