@@ -18,6 +18,7 @@ import uvicorn
 import yaml
 
 from serve_app.core.cards import Scale
+from serve_app.engine.speculation import speculator
 from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.observe.__main__ import write
 from tests.flow.stack import Stack, running_stack
@@ -187,6 +188,7 @@ async def test_every_query_of_every_rule_and_board_returns_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(StepCosts, "extra_s", lambda *_: 0.0)  # else it is the machine's to say whether any is guessed
+    monkeypatch.setattr(speculator, "MOST_LOOKING", float("inf"))  # where a step of the demo is short nobody looks
     async with (
         running_stack(num_replicas=2, threads=1) as stack,
         listening(stack) as port,
