@@ -16,7 +16,8 @@ import torch
 
 pytest.importorskip("vllm")
 
-from serve_app.backends.vllm.options import engine_arguments, wrong_options
+from serve_app.backends.vllm.options import engine_arguments, vllm_config, wrong_options
+from serve_app.catalog.models import BUILTIN_MODELS
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.kernels.forms import PlainKernels, largest_error
@@ -48,8 +49,8 @@ BODIES: Mapping[str, dict[str, Any]] = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack() -> AsyncIterator[Stack]:
-    """With two adapters in two slots."""
-    async with running_stack(num_replicas=1, engine="vllm", max_adapters=2, vllm={"enforce_eager": True}) as made:
+    """With two adapters in two slots, and compiled, as where nothing is said."""
+    async with running_stack(num_replicas=1, engine="vllm", max_adapters=2) as made:
         yield made
 
 
@@ -195,3 +196,18 @@ def test_its_options_are_checked_by_name() -> None:
     assert "eager" in next(wrong_options({"eager": True}))
     with pytest.raises(ModelNotSupported, match="tensor_parallel"):
         engine_arguments(EngineConfig(name="demo", path="", tensor_parallel=2), ())
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_a_step_is_compiled_with_adapters_and_without_but_not_without_a_compiler(
+    slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(BUILTIN_MODELS["builtin:demo"])
+    arguments = engine_arguments(EngineConfig(name="demo", path=folder, max_adapters=slots), ())
+    assert vllm_config(arguments, []).compilation_config.mode
+    assert not vllm_config(arguments | {"enforce_eager": True}, []).compilation_config.mode
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    plain = vllm_config(arguments, [])
+    assert not plain.compilation_config.mode
+    assert "all" in plain.compilation_config.custom_ops, "what vLLM has in C++ is computed so"
+    assert bool(plain.lora_config) == bool(slots)

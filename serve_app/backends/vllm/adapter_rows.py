@@ -1,59 +1,98 @@
-"""Adapters' rows on CPUs, by our kernels.
+"""Adapters' rows on CPUs, by our kernels, within the step that vLLM compiles.
 
 vLLM's own code for CPUs reads an adapter anew for each row, and computes rows without one with the last slot's:
-they have the index -1 there. So each layer gets one more slot, of zeros, that nobody fills.
+they have the index -1 there. So each layer gets one more slot, of zeros, that nobody fills. It also compiles no step
+beside adapters (vllm/platforms/cpu.py). Ours are one operation for each linear, into which the compiler does not look.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.forward_context import get_forward_context
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
+from vllm.v1.worker.cpu_worker import CPUWorker
 
 from serve_app.engine.lora.buckets import Stack, new_stack, shelf_rank
 from serve_app.engine.lora.plan import Resident, lay_tiles
-from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, Adding, PlainKernels
+from serve_app.kernels.forms import AdaptedLinear, AdapterKernels, AdapterTiles, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 
-if TYPE_CHECKING:
-    from vllm.v1.engine.core import EngineCore
+
+class AdapterWorker(CPUWorker):  # type: ignore[misc]  # vLLM may be missing
+    """Has our kernels compute what adapters change: before the step is compiled, and before any is loaded."""
+
+    def load_model(self, **options: Any) -> None:
+        super().load_model(**options)
+        take_over_rows(self.get_model().lora_manager, self.vllm_config)
 
 
-def take_over_rows(core: EngineCore) -> None:
-    """Have our kernels compute what adapters change. Call it before any adapter is loaded."""
-    (model,) = core.collective_rpc("get_model")
-    manager = model.lora_manager
-    layers = tuple(manager.modules.values())
-    linears = [layer for layer in layers if isinstance(layer, BaseLinearLayerWithLoRA)]
-    for layer in layers:
+def take_over_rows(manager: Any, config: VllmConfig) -> None:
+    """manager: of vLLM's, which knows the layers that adapters may change"""
+    linears = {name: each for name, each in manager.modules.items() if isinstance(each, BaseLinearLayerWithLoRA)}
+    for layer in manager.modules.values():
         add_empty_slot(layer)
     rank = shelf_rank(manager.lora_config.max_lora_rank)
-    kernels = kernels_for(linears, rank, manager.lora_config.lora_dtype)
+    kernels = kernels_for(linears.values(), rank, manager.lora_config.lora_dtype)
     rows = {
         name: AdapterRows(manager.max_num_batched_tokens, manager.max_num_seqs, rank=rank, kernels=kernels)
         for name in manager.punica_wrapper_mapping
     }
     by_former = {id(former): rows[name] for name, former in manager.punica_wrapper_mapping.items()}
-    for layer in layers:
-        layer.set_mapping(by_former[id(layer.punica_wrapper)])
+    for name, layer in manager.modules.items():
+        theirs = by_former[id(layer.punica_wrapper)]
+        if name not in linears:
+            layer.set_mapping(theirs)
+            continue
+        place = f"{name}.adapters"
+        layer.set_mapping(LayerRows(place))
+        adding = theirs.kernels.adding(parts_of(layer.lora_a_stacked, layer.lora_b_stacked))
+        config.compilation_config.static_forward_context[place] = (theirs, adding)
     manager.punica_wrapper_mapping = rows
 
 
-class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missing
-    """Knows which rows of a step have an adapter, and computes these alone.
+def add_adapters(y: Tensor, x: Tensor, place: str) -> None:
+    """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched.
 
-    rank: of all slots
+    place: of the layer, where vLLM keeps what a compiled step finds by name
+    """
+    rows, adding = get_forward_context().no_compile_layers[place]
+    if rows.tiles:
+        adding(y, x, rows.tiles)
+
+
+LIBRARY = torch.library.Library("serve_app", "FRAGMENT")
+LIBRARY.define("add_adapters(Tensor(a!) y, Tensor x, str place) -> ()")
+LIBRARY.impl("add_adapters", add_adapters, "CPU")
+LIBRARY._register_fake("add_adapters", lambda y, x, place: None)
+
+
+class LayerRows:
+    """What a linear asks of vLLM's `punica_wrapper`."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def add_lora_linear(self, y: Tensor, x: Tensor, *_: Any) -> None:
+        torch.ops.serve_app.add_adapters(y, x, self._place)
+
+
+class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missing
+    """Knows which rows of a step have an adapter.
+
+    rank:  of all slots
+    tiles: these rows
     """
 
     def __init__(self, max_tokens: int, max_sequences: int, *, rank: int, kernels: AdapterKernels) -> None:
         super().__init__(max_tokens, max_sequences, torch.device("cpu"))
-        self._rank, self._kernels = rank, kernels
-        self._tiles: tuple[AdapterTiles, ...] = ()
-        self._adding: dict[int, Adding] = {}
+        self._rank, self.kernels = rank, kernels
+        self.tiles: tuple[AdapterTiles, ...] = ()
 
     def update_metadata(self, *args: Any, **options: Any) -> None:
         """Note the rows of a step, if they are others than the last one's."""
@@ -63,25 +102,8 @@ class AdapterRows(PunicaWrapperCPU):  # type: ignore[misc]  # vLLM may be missin
         residents = {
             place: Resident(version="", rank=self._rank, place=place, has_gain=False) for place in {*places} - {-1}
         }
-        size = self._kernels.tile_rows
-        self._tiles = lay_tiles(mixes, residents, tile_rows=size, device=self.device) if residents else ()
-
-    def add_lora_linear(
-        self,
-        y: Tensor,
-        x: Tensor,
-        lora_a_stacked: Sequence[Tensor],
-        lora_b_stacked: Sequence[Tensor],
-        *_: Any,
-        **__: Any,
-    ) -> None:
-        """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
-        if not self._tiles:
-            return
-        layer = lora_b_stacked[0].data_ptr()
-        if layer not in self._adding:
-            self._adding[layer] = self._kernels.adding(parts_of(lora_a_stacked, lora_b_stacked))
-        self._adding[layer](y, x, self._tiles)
+        size = self.kernels.tile_rows
+        self.tiles = lay_tiles(mixes, residents, tile_rows=size, device=self.device) if residents else ()
 
 
 def add_empty_slot(layer: Any) -> None:

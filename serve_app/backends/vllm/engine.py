@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,6 +17,7 @@ from serve_app.core.cards import AdapterCard, AdapterRecord, Capabilities, Model
 from serve_app.core.ledger import UsageReport
 from serve_app.core.prompt import ImageCard
 from serve_app.core.weight_files import weights_sample
+from serve_app.engine.decoder.memory import lay_in_huge_pages_last
 from serve_app.engine.driver import Driver, sequences_of, use_threads
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.replica.engine import PreparedRequest
@@ -73,10 +76,6 @@ class VllmEngine(Driver):
         tokenizer = TextTokenizer.load(folder, vocab_size=model.get_vocab_size())
         eos = tokenizer.eos_token_ids | ends_of(model, folder)
         core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
-        if config.max_adapters and device.type == "cpu":
-            from serve_app.backends.vllm.adapter_rows import take_over_rows
-
-            take_over_rows(core)
         files = VllmAdapters(core, max_loras=config.max_adapters)
         draws = Draws.on(device, eos)
         steps = VllmCore(config, core, draws, Output(tokenizer, eos), files.lora_of)
@@ -93,7 +92,10 @@ class VllmEngine(Driver):
         return residency
 
     def warm(self) -> None:
-        """Do nothing: vLLM has warmed itself while it loaded."""
+        """Move memory to huge pages, beside everything else: vLLM has warmed itself while it loaded."""
+        if self.core.computes_here:
+            lay = partial(lay_in_huge_pages_last, is_over=lambda: self._is_closing)
+            threading.Thread(target=lay, name="pages", daemon=True).start()
 
     def give_back_memory(self) -> bool:
         return False

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
+from sysconfig import get_path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import safe_open
@@ -18,6 +20,7 @@ from serve_app.engine.config import EngineConfig
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank of adapters."""
@@ -153,6 +156,22 @@ def vllm_config(arguments: Mapping[str, Any], processors: list[Any]) -> VllmConf
             async_scheduling=False,
             disable_log_stats=True,
         )
-        return made.create_engine_config()
+        found = made.create_engine_config()
+        return on_cpus(made, found) if found.device_config.device_type == "cpu" else found
     except (TypeError, ValueError) as error:
         raise ModelNotSupported(f"vLLM does not take this model as it is configured: {error}; {OTHER}") from error
+
+
+def on_cpus(made: EngineArgs, found: VllmConfig) -> VllmConfig:
+    """Return what to load on CPUs: compiled where that can be, and with our rows of adapters.
+
+    vLLM compiles nothing where it knows of adapters, and computes norms and gates in torch's plain operations then. So
+    it is asked without them.
+    """
+    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")  # vLLM 0.32 cannot read again what it keeps of a CPU's step so
+    can_compile = shutil.which(os.environ.get("CXX", "g++")) and (Path(get_path("include")) / "Python.h").exists()
+    bare = replace(made, enable_lora=False, enforce_eager=made.enforce_eager or not can_compile).create_engine_config()
+    if found.lora_config is not None:
+        bare.lora_config = found.lora_config
+        bare.parallel_config.worker_cls = f"{__package__}.adapter_rows.AdapterWorker"
+    return bare

@@ -25,7 +25,7 @@ from serve_app.engine.decoder.linears import (
     pays,
     unwrapped,
 )
-from serve_app.engine.decoder.memory import FilePages, give_back_freed_memory, lay_in_huge_pages
+from serve_app.engine.decoder.memory import FilePages, give_back_freed_memory, lay_in_huge_pages_last
 from serve_app.engine.decoder.stored import StoredLinear, Widening, widen_rest
 
 logger = logging.getLogger(__name__)
@@ -127,10 +127,7 @@ class BackgroundDowncast:
         except Exception:
             logger.exception("weights stay as they are")
         if self._module.device.type == "cpu":
-            try:
-                lay_in_huge_pages(is_over=self._is_over.is_set)
-            except Exception:
-                logger.exception("memory stays in small pages")
+            lay_in_huge_pages_last(is_over=self._is_over.is_set)
 
     def run(self) -> int:
         """Returns how many linears were exchanged. Takes 10 to 25 ns of a core for each of their weights."""

@@ -17,6 +17,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from serve_app.core.machine import MOST, give_way
+
 logger = logging.getLogger(__name__)
 
 # <malloc.h> of glibc
@@ -170,6 +172,15 @@ def lay_in_huge_pages(*, is_over: Callable[[], bool] = lambda: False, advise: Ad
         how = "lie" if advice == MADV_COLLAPSE else "are to lie by and by"
         logger.info("%d MiB of memory %s in huge pages after %.1f s", count >> 20, how, time.monotonic() - began)
     return count
+
+
+def lay_in_huge_pages_last(*, is_over: Callable[[], bool]) -> None:
+    """Do it in the calling thread, with the lowest priority from then on; whatever goes wrong is logged."""
+    give_way(MOST)
+    try:
+        lay_in_huge_pages(is_over=is_over)
+    except Exception:
+        logger.exception("memory stays in small pages")
 
 
 def _is_allowed() -> bool:
