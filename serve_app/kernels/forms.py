@@ -21,6 +21,18 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Queries of one sequence, side by side: which packed token is the first, and where its keys begin.
+
+    bounds: of each query the first key that it sees, and one behind the last, from `position` on
+    """
+
+    token: int
+    position: int
+    bounds: Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterTiles:
     """Rows of a step that adapters of one rank change, none twice.
 

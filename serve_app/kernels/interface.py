@@ -22,6 +22,7 @@ from serve_app.kernels.forms import AdapterKernels
 if TYPE_CHECKING:
     from serve_app.kernels.cpu.products import LaidOut, WholeRows
     from serve_app.kernels.cpu.rows import RowsKernel
+    from serve_app.kernels.cpu.tiles import TilesKernel
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,16 @@ def attention_of_rows(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | 
         _tell()
         return None
     return rows_kernel(group, dim, dtype)
+
+
+def attention_of_prompts(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None:
+    """Return the kernel for prompts, the same way."""
+    try:
+        from serve_app.kernels.cpu.tiles import tiles_kernel
+    except ImportError:
+        _tell()
+        return None
+    return tiles_kernel(group, dim, dtype)
 
 
 def laid_out(packed: Tensor, bias: Tensor | None) -> LaidOut | None:

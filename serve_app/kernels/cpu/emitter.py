@@ -183,6 +183,22 @@ class Emitter:
             ]
         return vectors[0]
 
+    def transposed(self, vectors: Sequence[Value]) -> list[Value]:
+        """As many vectors as one has numbers: of each of these a vector."""
+        build, found, half = self.builder, list(vectors), self.width // 2
+        while half:
+            # of a pair: where the first keeps its own, and where it takes the second's; then the same for the second
+            taken = ((0, self.width - half), (half, self.width))
+            low, high = (
+                ir.Constant(ir.VectorType(INT32, self.width), [at + more[at & half > 0] for at in range(self.width)])
+                for more in taken
+            )
+            for at in (at for at in range(self.width) if not at & half):
+                pair = found[at], found[at + half]
+                found[at], found[at + half] = (build.shuffle_vector(*pair, places) for places in (low, high))
+            half //= 2
+        return found
+
     def power_of_two(self, vector: Value) -> Value:
         """2^x of numbers that are not above 0, by a polynomial of what is left of the nearest whole number."""
         build = self.builder

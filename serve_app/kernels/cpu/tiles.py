@@ -1,0 +1,371 @@
+"""Attention of prompts over keys and values in pages, in one pass over both (arXiv 2205.14135).
+
+A tile is some queries of one sequence and all their heads that share a key head. Each of them has a place of its own in
+vectors, and keys and values are read one number after the other for all of them. So what a query gets depends on its
+own keys alone, to its last bit, whatever is computed beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from llvmlite import ir
+from torch import Tensor
+
+from serve_app.kernels.cpu.compiling import KINDS, Kernel, Machine, float_bits, tried
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.kernels.forms import Stretch
+
+BLOCK = 64
+"""Keys that are scored together, from a multiple of so many on."""
+LEAST = -1e30
+"""A score that no key has."""
+TOGETHER = 4
+"""Keys, or numbers of values, that are multiplied by what is in registers."""
+TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
+"""Of results that are about one, by which it may differ from torch's."""
+PARAMETERS = (
+    "counter", "num_items", "num_heads", "query", "query_stride", "output", "keys", "values", "slots", "stride",
+    "scale", "items", "bounds",
+)  # fmt: skip
+"""Each int64. num_heads: of keys;  stride: numbers from one slot to the next
+scale: bits of a float32, log2(e) in it;  bounds: of each token the first key that it sees, and one behind the last
+"""
+COLUMNS = ("token", "count", "position", "begin", "end")
+"""Of an item, int64 each. position: among the slots, of the sequence's first key;  begin, end: keys that are seen"""
+NAME = "attend_tiles"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """As of `attention.Form`: heads for which a kernel is compiled."""
+
+    group: int
+    dim: int
+    kind: Kind
+    width: int
+    registers: int
+
+    @property
+    def vectors(self) -> int:
+        """Of queries, a number each."""
+        return self.registers // 8
+
+    @property
+    def places(self) -> int:
+        return self.vectors * self.width
+
+    @property
+    def num_tokens(self) -> int:
+        """Of a tile."""
+        return self.places // self.group
+
+
+class Writer:
+    """Writes the function."""
+
+    def __init__(self, form: Form, emitter: Emitter, given: Value) -> None:
+        self._form, self._emit, self._build = form, emitter, emitter.builder
+        self._number = FLOAT if form.kind == "float32" else INT16
+        self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
+        self._scale = emitter.spread(self._build.bitcast(self._build.trunc(self._of["scale"], INT32), FLOAT))
+        self._queries, self._sums = (emitter.local(form.dim * form.places) for _ in range(2))  # [dim, places]
+        self._scores = emitter.local(BLOCK * form.places)  # [keys, places]
+        self._read = emitter.local(BLOCK * form.dim)  # keys or values, [keys, dim]
+        self._tops, self._totals, self._shrunk = (emitter.local(form.places) for _ in range(3))
+        self._firsts, self._ends = (emitter.local(form.places) for _ in range(2))  # of keys, as float32
+        self._item: dict[str, Value] = {}
+        self._head: Value = None
+
+    def write(self) -> None:
+        count = self._build.mul(self._of["num_items"], self._of["num_heads"])
+        self._emit.take_items(self._address("counter"), count, self._attend)
+
+    def _address(self, name: str) -> Value:
+        return self._build.inttoptr(self._of[name], POINTER)
+
+    def _attend(self, number: Value) -> None:
+        build, emitter = self._build, self._emit
+        self._head = build.srem(number, self._of["num_heads"])
+        row = build.mul(build.sdiv(number, self._of["num_heads"]), INT64(len(COLUMNS)))
+        table = emitter.at(self._address("items"), row, INT64)
+        self._item = {name: emitter.number(table, at, INT64) for at, name in enumerate(COLUMNS)}
+        for at in range(0, self._form.places, self._form.width):
+            self._begin(at)
+        emitter.repeat(self._item["begin"], self._item["end"], BLOCK, self._block)
+        for at in range(0, self._form.places, self._form.width):
+            self._finish(at)
+
+    def _token(self, place: int) -> Value:
+        """Whose query has a place; behind the last one it is computed again, and written once more."""
+        last = self._build.sub(self._item["count"], INT64(1))
+        return self._build.add(self._item["token"], self._emit.least(INT64(place // self._form.group), last))
+
+    def _heads_of(self, name: str, stride: Value, at: int) -> list[Value]:
+        """Where the heads of a vector's places begin, in queries or results."""
+        build, form = self._build, self._form
+        found = []
+        for place in range(at, at + form.width):
+            head = build.add(build.mul(self._head, INT64(form.group)), INT64(place % form.group))
+            start = build.add(build.mul(self._token(place), stride), build.mul(head, INT64(form.dim)))
+            found.append(self._emit.at(self._address(name), start, self._number))
+        return found
+
+    def _begin(self, at: int) -> None:
+        """Read the queries of a vector's places, and which keys they see."""
+        build, emitter, form = self._build, self._emit, self._form
+        heads = self._heads_of("query", self._of["query_stride"], at)
+
+        def read(first: Value) -> Sequence[Value]:
+            vectors = [build.fmul(emitter.read(form.kind, head, first), self._scale) for head in heads]
+            for number, vector in enumerate(emitter.transposed(vectors)):
+                place = build.add(build.mul(build.add(first, INT64(number)), INT64(form.places)), INT64(at))
+                emitter.put(vector, self._queries, place)
+                emitter.put(emitter.all_of(0.0), self._sums, place)
+            return ()
+
+        emitter.repeat(INT64(0), INT64(form.dim), form.width, read)
+        for place in range(at, at + form.width):
+            own = build.mul(self._token(place), INT64(2))
+            for which, target in enumerate((self._firsts, self._ends)):
+                bound = emitter.number(self._address("bounds"), build.add(own, INT64(which)), INT64)
+                emitter.put(build.sitofp(bound, FLOAT), target, place)
+        emitter.put(emitter.all_of(LEAST), self._tops, at)
+        emitter.put(emitter.all_of(0.0), self._totals, at)
+
+    def _block(self, begin: Value) -> Sequence[Value]:
+        form, emitter = self._form, self._emit
+        self._widen("keys", begin)
+        emitter.repeat(INT64(0), INT64(BLOCK), TOGETHER, self._score)
+        self._hide(begin)
+        self._weigh()
+        self._widen("values", begin)
+        emitter.repeat(INT64(0), INT64(form.dim), TOGETHER, self._add)
+        return ()
+
+    def _widen(self, name: str, begin: Value) -> None:
+        """Make a block's keys, or its values, float32 once for all queries; behind the last one it is read again."""
+        build, emitter, form = self._build, self._emit, self._form
+        base = emitter.at(self._address(name), build.mul(self._head, INT64(form.dim)), self._number)
+        last = build.sub(self._item["end"], INT64(1))
+
+        def widen(key: Value) -> Sequence[Value]:
+            position = build.add(self._item["position"], emitter.least(build.add(begin, key), last))
+            slot = emitter.number(self._address("slots"), position, INT64)
+            source = emitter.at(base, build.mul(slot, self._of["stride"]), self._number)
+            for at in range(0, form.dim, form.width):
+                target = build.add(build.mul(key, INT64(form.dim)), INT64(at))
+                emitter.put(emitter.read(form.kind, source, at), self._read, target)
+            return ()
+
+        emitter.repeat(INT64(0), INT64(BLOCK), 1, widen)
+
+    def _vectors(self, base: Value, row: Value) -> list[Value]:
+        """A row of all places."""
+        start = self._build.mul(row, INT64(self._form.places))
+        width = self._form.width
+        return [
+            self._emit.floats(base, self._build.add(start, INT64(number * width)))
+            for number in range(self._form.vectors)
+        ]
+
+    def _put(self, vectors: Sequence[Value], base: Value, row: Value) -> None:
+        start = self._build.mul(row, INT64(self._form.places))
+        for number, vector in enumerate(vectors):
+            self._emit.put(vector, base, self._build.add(start, INT64(number * self._form.width)))
+
+    def _score(self, first: Value) -> Sequence[Value]:
+        """The products of some keys with all queries."""
+        build, emitter, form = self._build, self._emit, self._form
+
+        def multiply(at: Value, *sums: Value) -> Sequence[Value]:
+            queries, found = self._vectors(self._queries, at), []
+            for number in range(TOGETHER):
+                key = build.add(build.mul(build.add(first, INT64(number)), INT64(form.dim)), at)
+                factor = emitter.spread(emitter.number(self._read, key))
+                mine = sums[number * form.vectors : (number + 1) * form.vectors]
+                found += [emitter.fused(factor, query, total) for query, total in zip(queries, mine, strict=True)]
+            return found
+
+        nothing = [emitter.all_of(0.0)] * (TOGETHER * form.vectors)
+        sums = emitter.repeat(INT64(0), INT64(form.dim), 1, multiply, nothing)
+        for number in range(TOGETHER):
+            mine = sums[number * form.vectors : (number + 1) * form.vectors]
+            self._put(mine, self._scores, build.add(first, INT64(number)))
+        return ()
+
+    def _hide(self, begin: Value) -> None:
+        """Give keys that a query does not see the least score."""
+        build, emitter, form = self._build, self._emit, self._form
+        firsts, ends = (self._vectors(base, INT64(0)) for base in (self._firsts, self._ends))
+
+        def hide(key: Value) -> Sequence[Value]:
+            number = emitter.spread(build.sitofp(build.add(begin, key), FLOAT))
+            seen = []
+            for score, first, end in zip(self._vectors(self._scores, key), firsts, ends, strict=True):
+                is_seen = build.and_(build.fcmp_ordered(">=", number, first), build.fcmp_ordered("<", number, end))
+                seen.append(build.select(is_seen, score, emitter.all_of(LEAST)))
+            self._put(seen, self._scores, key)
+            return ()
+
+        last = build.sitofp(build.add(begin, INT64(BLOCK - 1)), FLOAT)
+        start = build.sitofp(begin, FLOAT)
+        sees_all: Value = ir.Constant(ir.IntType(1), 1)
+        for first, end in zip(firsts, ends, strict=True):
+            least = emitter.call(f"llvm.vector.reduce.fmin.v{form.width}f32", FLOAT, end)
+            sees_all = build.and_(sees_all, build.fcmp_ordered("<", last, least))
+            sees_all = build.and_(sees_all, build.fcmp_ordered(">=", start, emitter.largest(first)))
+        with build.if_then(build.not_(sees_all)):
+            emitter.repeat(INT64(0), INT64(BLOCK), 1, hide)
+
+    def _weigh(self) -> None:
+        """Scores to weights, which are added up; what was summed before is to shrink."""
+        build, emitter = self._build, self._emit
+
+        def find(key: Value, *tops: Value) -> Sequence[Value]:
+            return [emitter.larger(*pair) for pair in zip(tops, self._vectors(self._scores, key), strict=True)]
+
+        def weigh(key: Value, *totals: Value) -> Sequence[Value]:
+            scores = zip(self._vectors(self._scores, key), tops, strict=True)
+            weights = [emitter.power_of_two(build.fsub(score, top)) for score, top in scores]
+            self._put(weights, self._scores, key)
+            return [build.fadd(*pair) for pair in zip(totals, weights, strict=True)]
+
+        before = self._vectors(self._tops, INT64(0))
+        tops = emitter.repeat(INT64(0), INT64(BLOCK), 1, find, before)
+        shrunk = [emitter.power_of_two(build.fsub(*pair)) for pair in zip(before, tops, strict=True)]
+        totals = [build.fmul(*pair) for pair in zip(self._vectors(self._totals, INT64(0)), shrunk, strict=True)]
+        self._put(emitter.repeat(INT64(0), INT64(BLOCK), 1, weigh, totals), self._totals, INT64(0))
+        self._put(tops, self._tops, INT64(0))
+        self._put(shrunk, self._shrunk, INT64(0))
+
+    def _add(self, first: Value) -> Sequence[Value]:
+        """Some numbers of all values, by their weights, to all sums."""
+        build, emitter, form = self._build, self._emit, self._form
+        shrunk = self._vectors(self._shrunk, INT64(0))
+
+        def add(key: Value, *sums: Value) -> Sequence[Value]:
+            weights, found = self._vectors(self._scores, key), []
+            for number in range(TOGETHER):
+                place = build.add(build.mul(key, INT64(form.dim)), build.add(first, INT64(number)))
+                value = emitter.spread(emitter.number(self._read, place))
+                mine = sums[number * form.vectors : (number + 1) * form.vectors]
+                found += [emitter.fused(value, weight, total) for weight, total in zip(weights, mine, strict=True)]
+            return found
+
+        rows = [build.add(first, INT64(number)) for number in range(TOGETHER)]
+        before = [
+            build.fmul(*pair) for row in rows for pair in zip(self._vectors(self._sums, row), shrunk, strict=True)
+        ]
+        sums = emitter.repeat(INT64(0), INT64(BLOCK), 1, add, before)
+        for number, row in enumerate(rows):
+            self._put(sums[number * form.vectors : (number + 1) * form.vectors], self._sums, row)
+        return ()
+
+    def _finish(self, at: int) -> None:
+        """Write the results of a vector's places."""
+        build, emitter, form = self._build, self._emit, self._form
+        width = build.mul(self._of["num_heads"], INT64(form.group * form.dim))
+        heads = self._heads_of("output", width, at)
+        share = build.fdiv(emitter.all_of(1.0), emitter.floats(self._totals, at))
+
+        def write(first: Value) -> Sequence[Value]:
+            rows = [build.mul(build.add(first, INT64(number)), INT64(form.places)) for number in range(form.width)]
+            sums = [build.fmul(emitter.floats(self._sums, build.add(row, INT64(at))), share) for row in rows]
+            for head, vector in zip(heads, emitter.transposed(sums), strict=True):
+                emitter.write(form.kind, vector, head, first)
+            return ()
+
+        emitter.repeat(INT64(0), INT64(form.dim), form.width, write)
+
+
+def emit(form: Form) -> Any:
+    """Return the module of LLVM's with the function `NAME` of the parameters' address."""
+    module = ir.Module(NAME)
+    Writer(form, *Emitter.of_function(module, NAME, form.width)).write()
+    return module
+
+
+class Tiles:
+    """The prompts of a step, as the kernel reads them; one layer after the other."""
+
+    def __init__(self, stretches: Sequence[Stretch], num_tokens: int) -> None:
+        """num_tokens: of a tile"""
+        items, last = [], max(each.token + len(each.bounds) for each in stretches)
+        self.bounds = torch.zeros(last, 2, dtype=torch.int64)
+        for each in stretches:
+            bounds = torch.tensor(each.bounds)
+            self.bounds[each.token : each.token + len(bounds)] = bounds
+            for at in range(0, len(bounds), num_tokens):
+                seen = bounds[at : at + num_tokens]
+                begin = int(seen[:, 0].min()) // BLOCK * BLOCK
+                items.append((each.token + at, len(seen), each.position, begin, int(seen[:, 1].max())))
+        items.sort(key=lambda item: item[3] - item[4])  # the longest first, so that threads end together
+        self.items = torch.tensor(items, dtype=torch.int64)
+
+
+class TilesKernel:
+    """Attends for prompts, with heads of one form."""
+
+    def __init__(self, form: Form) -> None:
+        """Raises RuntimeError where LLVM makes no kernel."""
+        self._kernel = Kernel(emit(form), NAME)
+        self._num_tokens = form.num_tokens
+
+    def tiles(self, stretches: Sequence[Stretch]) -> Tiles:
+        return Tiles(stretches, self._num_tokens)
+
+    def run(
+        self, query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, tiles: Tiles, output: Tensor, *, scale: float
+    ) -> None:
+        """Write the results of all tiles to their tokens of the output.
+
+        query, output: [tokens, heads, dim];  keys, values: [slots, kv_heads, dim], contiguous
+        slots: int64, where among those the keys are
+        """
+        query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
+        num_heads = keys.shape[1]
+        self._kernel(
+            len(tiles.items), num_heads, query.data_ptr(), query.stride(0), output.data_ptr(), keys.data_ptr(),
+            values.data_ptr(), slots.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
+            tiles.items.data_ptr(), tiles.bounds.data_ptr(), is_short=False,
+        )  # fmt: skip
+
+
+@functools.cache
+def tiles_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None:
+    """Return the kernel for heads of that size, `group` of which share a key head; None if there is none.
+
+    It is tried beside torch before it is used.
+    """
+    machine = Machine.here()
+    if dtype not in KINDS or dim % machine.width:
+        return None
+    form = Form(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
+    if not form.num_tokens:
+        return None
+    return tried(
+        f"attention of prompts with {group} heads of {dim} in {dtype}",
+        lambda: TilesKernel(form),
+        lambda made: _is_right(made, group, dim, dtype),
+    )
+
+
+def _is_right(kernel: TilesKernel, group: int, dim: int, dtype: torch.dtype) -> bool:
+    draw, num_keys, length = torch.Generator().manual_seed(0), 150, 21
+    query = torch.randn(length, group * 2, dim, generator=draw).to(dtype)
+    keys, values = torch.randn(2, num_keys, 2, dim, generator=draw).to(dtype)
+    slots, output = torch.randperm(num_keys, generator=draw), torch.zeros_like(query)
+    ends = range(num_keys - length + 1, num_keys + 1)
+    tiles = kernel.tiles([Stretch(token=0, position=0, bounds=tuple((0, end) for end in ends))])
+    kernel.run(query, keys, values, slots, tiles, output, scale=dim**-0.5)
+    seen = torch.arange(num_keys) < torch.tensor(ends)[:, None]
+    parts = (part.float().transpose(0, 1) for part in (query, keys[slots], values[slots]))
+    exact = F.scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=True).transpose(0, 1)
+    return torch.allclose(output.float(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
