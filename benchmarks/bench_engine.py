@@ -29,6 +29,7 @@ from benchmarks import figures
 from benchmarks.checkpoints import save_random_adapter
 from benchmarks.engine_cases import QUICK, RANKS, WHOLE, Case, Shape, floor_ms
 from benchmarks.figures import Figures
+from serve_app.deployments.loading import AWAKE
 
 HERE = Path(__file__).parents[1]
 WORKERS = ("benchmarks/engine_worker.py", "tests/bench/engine_worker.py")
@@ -47,7 +48,7 @@ class Worker:
 
     def __init__(self, tree: Path, told: dict[str, Any]) -> None:
         environment = os.environ | {
-            "PYTHONPATH": str(tree.resolve()), "OMP_WAIT_POLICY": "PASSIVE",
+            "PYTHONPATH": str(tree.resolve()), "OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": AWAKE["own"],
             "OMP_NUM_THREADS": str(told["settings"]["threads"]),
         }  # fmt: skip
         pipe = subprocess.PIPE

@@ -23,6 +23,7 @@ from serve_app.constraints.compilation import build_matcher, compile_source
 from serve_app.constraints.vocabulary import Matcher
 from serve_app.core.request import SamplingParams
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.memory import lay_in_huge_pages
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.decoder.step import pack
 from serve_app.engine.scheduler.planner import Pace
@@ -82,6 +83,8 @@ class Bench:
         self._names = list(folders)
         self._engine = make_engine(EngineConfig(**settings), folders, eos_token_ids=frozenset(), runner=FillingRunner)
         self._engine._scheduler.pace = Unpaced(1.0)
+        if self._engine.model.device.type == "cpu":
+            lay_in_huge_pages()  # as a replica does beside its first requests
         self._draw = torch.Generator().manual_seed(0)
         self._master: Any = None
         self._num_asked = 0

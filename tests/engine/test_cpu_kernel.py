@@ -14,10 +14,12 @@ from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.rows import SHORT
 from serve_app.engine.kv.storage import GroupedPlan, Holding, KeyValueShape, LayerShape, Reading
 from serve_app.kernels.cpu import rows as kernels
+from serve_app.kernels.cpu import tiles
 from serve_app.kernels.cpu.attention import STRETCH, Form
-from serve_app.kernels.cpu.compiling import Kernel
+from serve_app.kernels.cpu.compiling import KINDS, Kernel, Machine
 from serve_app.kernels.cpu.rows import RowsKernel, Table, rows_kernel
-from serve_app.kernels.forms import Row, Scoring
+from serve_app.kernels.cpu.tiles import TilesKernel
+from serve_app.kernels.forms import Row, Scoring, Stretch
 from serve_app.kernels.openmp import libgomp
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
@@ -238,9 +240,70 @@ def test_what_is_written_out_for_an_item_stays_small(width: int) -> None:
         assert form.heads == 1 or form.heads * form.vectors <= 64
 
 
+def prompts_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel:
+    width, registers = Machine.here().width, Machine.here().registers
+    return TilesKernel(tiles.Form(group=group, dim=dim, kind=KINDS[dtype], width=width, registers=registers))
+
+
+def causal(start: int, length: int) -> list[tuple[int, int]]:
+    return [(0, start + number + 1) for number in range(length)]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(("group", "dim"), [(1, 16), (3, 80), (7, 64), (4, 256), (16, 128)])
+def test_prompts_of_any_length_and_form_get_what_torch_gives(group: int, dim: int, dtype: torch.dtype) -> None:
+    spans = {0: (0, 1), 1: (300, 9), 10: (63, 64), 74: (0, 130)}  # by token: where it starts, and how long it is
+    query = drawn(204, KV_HEADS * group, dim, dtype=dtype, seed=1) * 2
+    keys, values = drawn(2, 800, KV_HEADS, dim, dtype=dtype, seed=2)
+    slots, output, scale = scattered(800), torch.full_like(query, torch.nan), 0.3 / dim**0.5
+    stretches = [Stretch(token=token, position=7 * token, bounds=causal(*span)) for token, span in spans.items()]
+    made = prompts_kernel(group, dim, dtype)
+    made.run(query, keys, values, slots, made.tiles(stretches), output, scale=scale)
+    for each in stretches:
+        for number, (begin, end) in enumerate(each.bounds):
+            seen, token = slots[each.position + begin : each.position + end], each.token + number
+            expected, limit = exact(query[token], keys[seen], values[seen], scale=scale), TOLERANCES[dtype]
+            torch.testing.assert_close(output[token].float(), expected, atol=limit, rtol=limit)
+
+
+def test_a_prompt_gets_the_same_bits_in_any_chunks_in_company_and_of_any_number_of_threads() -> None:
+    query, (keys, values) = drawn(150, 14, 64, dtype=torch.bfloat16), drawn(2, 900, 2, 64, dtype=torch.bfloat16)
+    made, slots = prompts_kernel(7, 64, torch.bfloat16), scattered(900)
+    whole = [
+        Stretch(token=0, position=0, bounds=causal(50, 100)),
+        Stretch(token=100, position=400, bounds=causal(9, 50)),
+    ]
+    together, alone = torch.zeros_like(query), torch.zeros_like(query)
+    made.run(query, keys, values, slots, made.tiles(whole), together, scale=0.125)
+    threads = torch.get_num_threads()
+    for count in (1, 3):
+        torch.set_num_threads(count)
+        alone.zero_()
+        for first, last in ((0, 13), (13, 14), (14, 100)):
+            part = Stretch(token=first, position=0, bounds=whole[0].bounds[first:last])
+            made.run(query, keys, values, slots, made.tiles([part]), alone, scale=0.125)
+        made.run(query, keys, values, slots, made.tiles(whole[1:]), alone, scale=0.125)
+        assert torch.equal(alone, together)
+    torch.set_num_threads(threads)
+
+
+def test_prompts_are_torchs_where_it_is_much_faster_and_where_the_kernel_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, seconds = tiles.tiles_kernel.__wrapped__, iter((1.0, 1.2, 1.0, 1.4))  # torch's, ours, and again
+    monkeypatch.setattr(tiles.Trial, "seconds", lambda *_: next(seconds))
+    assert make(2, DIM, torch.float32) is not None
+    assert make(2, DIM, torch.float32) is None
+    monkeypatch.setattr(TilesKernel, "run", lambda *_, **__: None)
+    assert make(2, DIM, torch.float32) is None
+    assert "is wrong" in caplog.text
+
+
 def test_sizes_that_are_not_whole_vectors_and_other_types_have_no_kernel() -> None:
-    assert rows_kernel(2, 24 + 4, torch.float32) is None
-    assert rows_kernel(2, DIM, torch.float64) is None
+    for make in (rows_kernel, tiles.tiles_kernel):
+        assert make(2, 24 + 4, torch.float32) is None
+        assert make(2, DIM, torch.float64) is None
+    assert tiles.tiles_kernel(71, DIM, torch.float32) is None, "more heads than a tile has places"
 
 
 def test_a_kernel_that_cannot_be_made_or_is_wrong_is_not_used(

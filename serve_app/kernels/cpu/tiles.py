@@ -8,8 +8,10 @@ own keys alone, to its last bit, whatever is computed beside it.
 from __future__ import annotations
 
 import functools
+import logging
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,8 @@ from serve_app.kernels.cpu.compiling import KINDS, Kernel, Machine, float_bits, 
 from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
 from serve_app.kernels.forms import Stretch
 
+logger = logging.getLogger(__name__)
+
 BLOCK = 64
 """Keys that are scored together, from a multiple of so many on."""
 LEAST = -1e30
@@ -30,6 +34,11 @@ TOGETHER = 4
 """Keys, or numbers of values, that are multiplied by what is in registers."""
 TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
 """Of results that are about one, by which it may differ from torch's."""
+TRIED = 70
+"""Queries of a trial, behind twice as many keys."""
+TRIES = 3
+MUCH = 1.3
+"""So many times as fast torch has to be to be chosen: a smaller difference may be another process's work."""
 PARAMETERS = (
     "counter", "num_items", "num_heads", "query", "query_stride", "output", "keys", "values", "slots", "stride",
     "scale", "items", "bounds",
@@ -44,7 +53,7 @@ NAME = "attend_tiles"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """As of `attention.Form`: heads for which a kernel is compiled."""
+    """Heads for which a kernel is compiled, as `attention.Form` has them."""
 
     group: int
     dim: int
@@ -54,7 +63,7 @@ class Form:
 
     @property
     def vectors(self) -> int:
-        """Of queries, a number each."""
+        """Of queries: each has a place in them. With the sums that they are multiplied to, they fill half the CPU's."""
         return self.registers // 8
 
     @property
@@ -342,7 +351,7 @@ class TilesKernel:
 def tiles_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None:
     """Return the kernel for heads of that size, `group` of which share a key head; None if there is none.
 
-    It is tried beside torch before it is used.
+    It is tried beside torch before it is used. Where torch is clearly faster, as it may be with AMX, there is none.
     """
     machine = Machine.here()
     if dtype not in KINDS or dim % machine.width:
@@ -350,22 +359,54 @@ def tiles_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None
     form = Form(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
     if not form.num_tokens:
         return None
-    return tried(
-        f"attention of prompts with {group} heads of {dim} in {dtype}",
-        lambda: TilesKernel(form),
-        lambda made: _is_right(made, group, dim, dtype),
-    )
+    what = f"attention of prompts with {group} heads of {dim} in {dtype}"
+    trial = Trial.drawn(group, dim, dtype)
+    made = tried(what, lambda: TilesKernel(form), trial.is_right)
+    if made is not None and trial.seconds(trial.by_torch) * MUCH < trial.seconds(functools.partial(trial.by, made)):
+        logger.info("torch computes %s: it is faster here", what)
+        return None
+    return made
 
 
-def _is_right(kernel: TilesKernel, group: int, dim: int, dtype: torch.dtype) -> bool:
-    draw, num_keys, length = torch.Generator().manual_seed(0), 150, 21
-    query = torch.randn(length, group * 2, dim, generator=draw).to(dtype)
-    keys, values = torch.randn(2, num_keys, 2, dim, generator=draw).to(dtype)
-    slots, output = torch.randperm(num_keys, generator=draw), torch.zeros_like(query)
-    ends = range(num_keys - length + 1, num_keys + 1)
-    tiles = kernel.tiles([Stretch(token=0, position=0, bounds=tuple((0, end) for end in ends))])
-    kernel.run(query, keys, values, slots, tiles, output, scale=dim**-0.5)
-    seen = torch.arange(num_keys) < torch.tensor(ends)[:, None]
-    parts = (part.float().transpose(0, 1) for part in (query, keys[slots], values[slots]))
-    exact = F.scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=True).transpose(0, 1)
-    return torch.allclose(output.float(), exact, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A prompt behind others' tokens, with which a kernel is tried. seen: [queries, keys], what each query sees"""
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    seen: Tensor
+
+    @classmethod
+    def drawn(cls, group: int, dim: int, dtype: torch.dtype) -> Trial:
+        draw = torch.Generator().manual_seed(0)
+        query = torch.randn(TRIED, group * 2, dim, generator=draw).to(dtype)
+        keys, values = torch.randn(2, 3 * TRIED, 2, dim, generator=draw).to(dtype)
+        seen = torch.ones(TRIED, 3 * TRIED, dtype=torch.bool).tril_(2 * TRIED)
+        return cls(query=query, keys=keys, values=values, seen=seen)
+
+    def is_right(self, kernel: TilesKernel) -> bool:
+        limit = TOLERANCES[self.query.dtype]
+        return torch.allclose(self.by(kernel).float(), self.by_torch(torch.float32), rtol=limit, atol=limit)
+
+    def seconds(self, compute: Callable[[], Tensor]) -> float:
+        """Of the fastest of some."""
+        found = []
+        for _ in range(TRIES):
+            began = time.perf_counter()
+            compute()
+            found.append(time.perf_counter() - began)
+        return min(found)
+
+    def by(self, kernel: TilesKernel) -> Tensor:
+        output, slots = torch.zeros_like(self.query), torch.arange(len(self.keys))
+        tiles = kernel.tiles([Stretch(token=0, position=0, bounds=[(0, int(end)) for end in self.seen.sum(1)])])
+        kernel.run(self.query, self.keys, self.values, slots, tiles, output, scale=self.query.shape[2] ** -0.5)
+        return output
+
+    def by_torch(self, dtype: torch.dtype | None = None) -> Tensor:
+        query, keys, values = (
+            part.to(dtype or part.dtype).transpose(0, 1)[None] for part in (self.query, self.keys, self.values)
+        )
+        found = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.seen, enable_gqa=True)
+        return found[0].transpose(0, 1)
