@@ -69,7 +69,7 @@ def add_adapters(y: Tensor, x: Tensor, place: str) -> None:
 LIBRARY = torch.library.Library("serve_app", "FRAGMENT")
 LIBRARY.define("add_adapters(Tensor(a!) y, Tensor x, str place) -> ()")
 LIBRARY.impl("add_adapters", add_adapters, "CPU")
-LIBRARY._register_fake("add_adapters", lambda y, x, place: None)
+torch.library.register_fake("serve_app::add_adapters", lambda y, x, place: None, lib=LIBRARY)
 
 
 class LayerRows:

@@ -34,7 +34,7 @@ TOGETHER = 4
 """Keys, or numbers of values, that are multiplied by what is in registers."""
 TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
 """Of results that are about one, by which it may differ from torch's."""
-TRIED = 70
+TRIED = 128
 """Queries of a trial, behind twice as many keys."""
 TRIES = 3
 MUCH = 1.3
