@@ -240,9 +240,10 @@ def test_what_is_written_out_for_an_item_stays_small(width: int) -> None:
         assert form.heads == 1 or form.heads * form.vectors <= 64
 
 
-def prompts_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel:
-    width, registers = Machine.here().width, Machine.here().registers
-    return TilesKernel(tiles.Form(group=group, dim=dim, kind=KINDS[dtype], width=width, registers=registers))
+def prompts_kernel(group: int, dim: int, dtype: torch.dtype, machine: Machine | None = None) -> TilesKernel:
+    machine = machine or Machine.here()
+    form = tiles.Form(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
+    return TilesKernel(form)
 
 
 def causal(start: int, length: int) -> list[tuple[int, int]]:
@@ -250,14 +251,17 @@ def causal(start: int, length: int) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("machine", [Machine(width=16, registers=32), Machine(width=8, registers=16)], ids=str)
 @pytest.mark.parametrize(("group", "dim"), [(1, 16), (3, 80), (7, 64), (4, 256), (16, 128)])
-def test_prompts_of_any_length_and_form_get_what_torch_gives(group: int, dim: int, dtype: torch.dtype) -> None:
+def test_prompts_of_any_length_and_form_get_what_torch_gives(
+    group: int, dim: int, dtype: torch.dtype, machine: Machine
+) -> None:
     spans = {0: (0, 1), 1: (300, 9), 10: (63, 64), 74: (0, 130)}  # by token: where it starts, and how long it is
     query = drawn(204, KV_HEADS * group, dim, dtype=dtype, seed=1) * 2
     keys, values = drawn(2, 800, KV_HEADS, dim, dtype=dtype, seed=2)
     slots, output, scale = scattered(800), torch.full_like(query, torch.nan), 0.3 / dim**0.5
     stretches = [Stretch(token=token, position=7 * token, bounds=causal(*span)) for token, span in spans.items()]
-    made = prompts_kernel(group, dim, dtype)
+    made = prompts_kernel(group, dim, dtype, machine)
     made.run(query, keys, values, slots, made.tiles(stretches), output, scale=scale)
     for each in stretches:
         for number, (begin, end) in enumerate(each.bounds):
