@@ -242,7 +242,7 @@ def test_what_is_written_out_for_an_item_stays_small(width: int) -> None:
 
 def prompts_kernel(group: int, dim: int, dtype: torch.dtype, machine: Machine | None = None) -> TilesKernel:
     machine = machine or Machine.here()
-    form = tiles.Form(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
+    form = tiles.TileForm(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
     return TilesKernel(form)
 
 
@@ -291,16 +291,45 @@ def test_a_prompt_gets_the_same_bits_in_any_chunks_in_company_and_of_any_number_
     torch.set_num_threads(threads)
 
 
-def test_prompts_are_torchs_where_it_is_much_faster_and_where_the_kernel_is_wrong(
+def test_with_amx_prompts_are_torchs_where_it_is_much_faster_and_elsewhere_where_the_kernel_is_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make, seconds = tiles.tiles_kernel.__wrapped__, iter((1.0, 1.2, 1.0, 1.4))  # torch's, ours, and again
+    make, seconds = tiles.tiles_kernel.__wrapped__, iter(((1.2, 1.0), (1.4, 1.0)))  # ours and torch's
+    assert min(tiles.Trial.drawn(2, DIM, torch.float32).seconds(prompts_kernel(2, DIM, torch.float32))) > 0
     monkeypatch.setattr(tiles.Trial, "seconds", lambda *_: next(seconds))
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
     assert make(2, DIM, torch.float32) is not None
     assert make(2, DIM, torch.float32) is None
     monkeypatch.setattr(TilesKernel, "run", lambda *_, **__: None)
     assert make(2, DIM, torch.float32) is None
     assert "is wrong" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_no_number_stays_in_its_query_or_its_sequence(dtype: torch.dtype) -> None:
+    query, (keys, values) = drawn(60, 4, DIM, dtype=dtype), drawn(2, 400, KV_HEADS, DIM, dtype=dtype)
+    query[5], keys[30], values[200] = torch.nan, torch.nan, torch.inf  # those keys are the first and second sequence's
+    bounds = {0: causal(0, 20), 20: causal(80, 20), 40: causal(80, 20)}
+    stretches = [Stretch(token=token, position=5 * token, bounds=each) for token, each in bounds.items()]
+    made, output, scale = prompts_kernel(2, DIM, dtype), torch.zeros_like(query), DIM**-0.5
+    made.run(query, keys, values, torch.arange(400), made.tiles(stretches), output, scale=scale)
+    assert output[5].isnan().all()
+    assert output[:20].isfinite().all(dim=(1, 2)).sum() == 19, "key 30 comes behind all that it sees"
+    assert output[20:40].isfinite().all()
+    assert not output[40:].isfinite().any(dim=(1, 2)).any()
+
+
+def test_a_query_behind_a_window_sees_nothing_of_what_is_before_it() -> None:
+    """Also where a whole block of keys is hidden from it and not from the first query of its tile."""
+    query, (keys, values) = drawn(30, 4, DIM), drawn(2, 200, KV_HEADS, DIM)
+    values[:64], keys[:64] = 1e30, 100.0
+    bounds = [(60 + number, 100 + number) for number in range(30)]
+    made, output = prompts_kernel(2, DIM, torch.float32), torch.zeros_like(query)
+    tiles_of_it = made.tiles([Stretch(token=0, position=0, bounds=bounds)])
+    made.run(query, keys, values, torch.arange(200), tiles_of_it, output, scale=0.1)
+    for number, (begin, end) in enumerate(bounds[4:], start=4):
+        expected = exact(query[number], keys[begin:end], values[begin:end], scale=0.1)
+        torch.testing.assert_close(output[number], expected, atol=2e-5, rtol=2e-5)
 
 
 def test_sizes_that_are_not_whole_vectors_and_other_types_have_no_kernel() -> None:

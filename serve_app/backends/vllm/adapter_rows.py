@@ -1,8 +1,8 @@
 """Adapters' rows on CPUs, by our kernels, within the step that vLLM compiles.
 
 vLLM's own code for CPUs reads an adapter anew for each row, and computes rows without one with the last slot's:
-they have the index -1 there. So each layer gets one more slot, of zeros, that nobody fills. It also compiles no step
-beside adapters (vllm/platforms/cpu.py). Ours are one operation for each linear, into which the compiler does not look.
+they have the index -1 there. So each layer gets one more slot, of zeros, that nobody fills. It also compiles no step of
+a model that may have adapters (vllm/platforms/cpu.py). Our kernels are one custom operator in the compiled step.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.layers.logits_processor import LogitsProcessorWithLoRA
 from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 from vllm.v1.worker.cpu_worker import CPUWorker
 
@@ -29,11 +30,18 @@ class AdapterWorker(CPUWorker):  # type: ignore[misc]  # vLLM may be missing
 
     def load_model(self, **options: Any) -> None:
         super().load_model(**options)
-        take_over_rows(self.get_model().lora_manager, self.vllm_config)
+        model = self.get_model()
+        if not take_over_rows(model.lora_manager, self.vllm_config):
+            for module in model.modules():
+                if hasattr(module, "do_not_compile"):
+                    module.do_not_compile = True
 
 
-def take_over_rows(manager: Any, config: VllmConfig) -> None:
-    """manager: of vLLM's, which knows the layers that adapters may change"""
+def take_over_rows(manager: Any, config: VllmConfig) -> bool:
+    """Return whether the step may be compiled: not where vLLM's own code computes what adapters change of some layer.
+
+    manager: of vLLM's, which knows the layers that adapters may change
+    """
     linears = {name: each for name, each in manager.modules.items() if isinstance(each, BaseLinearLayerWithLoRA)}
     for layer in manager.modules.values():
         add_empty_slot(layer)
@@ -54,6 +62,8 @@ def take_over_rows(manager: Any, config: VllmConfig) -> None:
         adding = theirs.kernels.adding(parts_of(layer.lora_a_stacked, layer.lora_b_stacked))
         config.compilation_config.static_forward_context[place] = (theirs, adding)
     manager.punica_wrapper_mapping = rows
+    kinds = BaseLinearLayerWithLoRA, LogitsProcessorWithLoRA  # the second is not part of the compiled step
+    return all(isinstance(layer, kinds) for layer in manager.modules.values())
 
 
 def add_adapters(y: Tensor, x: Tensor, place: str) -> None:

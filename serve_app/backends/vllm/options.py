@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
+logger = logging.getLogger(__name__)
+
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank of adapters."""
 LEAST_RANK = 16
@@ -38,6 +41,8 @@ OURS = frozenset(
     }
 )
 """What a cluster file cannot say: the replica depends on it."""
+NO_ADAPTERS_SO = ("fully_sharded_loras", "enable_tower_connector_lora")
+"""Options with which layers ask more of adapters than what our kernels compute on CPUs."""
 OWN_ALONE = frozenset(
     {
         "weights", "tensor_parallel", "max_logit_rows", "kernels", "graphs", "run_ahead", "block_size",
@@ -163,13 +168,21 @@ def vllm_config(arguments: Mapping[str, Any], processors: list[Any]) -> VllmConf
 
 
 def on_cpus(made: EngineArgs, found: VllmConfig) -> VllmConfig:
-    """Return what to load on CPUs: compiled where that can be, and with our rows of adapters.
+    """Return what to load on CPUs: compiled where that can be, and with our kernels for adapters.
 
     vLLM compiles nothing where it knows of adapters, and computes norms and gates in torch's plain operations then. So
-    it is asked without them.
+    vLLM makes the configuration without them, and they are added to it. Raises ValueError for options of theirs that
+    our kernels do not know.
     """
-    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")  # vLLM 0.32 cannot read again what it keeps of a CPU's step so
+    for name in NO_ADAPTERS_SO:
+        if getattr(made, name, False):
+            raise ValueError(f"{name} must be left out on CPUs, where our kernels compute adapters; found true")
+    os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")  # vLLM 0.32 fails to read its own files of it on CPUs
     can_compile = shutil.which(os.environ.get("CXX", "g++")) and (Path(get_path("include")) / "Python.h").exists()
+    if not can_compile and not made.enforce_eager:
+        logger.warning("vLLM does not compile its step, which takes longer so: no g++, or no headers of Python")
+    elif found.lora_config is None:
+        return found
     bare = replace(made, enable_lora=False, enforce_eager=made.enforce_eager or not can_compile).create_engine_config()
     if found.lora_config is not None:
         bare.lora_config = found.lora_config

@@ -175,7 +175,7 @@ def lay_in_huge_pages(*, is_over: Callable[[], bool] = lambda: False, advise: Ad
 
 
 def lay_in_huge_pages_last(*, is_over: Callable[[], bool]) -> None:
-    """Do it in the calling thread, with the lowest priority from then on; whatever goes wrong is logged."""
+    """Do that in the calling thread, which has the lowest priority from then on; whatever goes wrong is logged."""
     give_way(MOST)
     try:
         lay_in_huge_pages(is_over=is_over)

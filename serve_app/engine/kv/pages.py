@@ -36,7 +36,7 @@ class PageStorage:
 
     keys, values: per layer [num_blocks + 1, block_size, heads, dim]; the last page is zeros for ever, where tables
     are padded
-    kernels: whose compute attention; torch's are the reference, and on CPUs they leave short spans to a kernel of ours
+    kernels: whose compute attention; torch's are the reference, and on CPUs kernels of ours come before them
     flashinfer: who is asked first, with any kernels; None is nobody, unless kernels says so
     max_model_len: the longest context, by which kernels share a long row out
     padding: the page where tables are padded

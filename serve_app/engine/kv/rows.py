@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from serve_app.kernels.cpu.rows import RowsKernel, Table
     from serve_app.kernels.cpu.tiles import Tiles, TilesKernel
 
+Bounds: TypeAlias = tuple[int | None, int | None]
+"""Window and chunk of a layer, as `Scoring` has them."""
 SHORT = 8
 """Up to so many queries of one sequence in a step are single rows: a token and the guesses behind it."""
 
@@ -23,7 +25,8 @@ SHORT = 8
 class RowsPlan:
     """An `AttentionPlan` on CPUs: a kernel of our own for short spans, another for prompts.
 
-    A layer that they do not know, with a cap, sinks or some sizes of heads, is torch's.
+    A layer that they do not know, with a cap, sinks or some sizes of heads, is torch's. The two add up in different
+    orders, so the last bits of a token depend on whether its sequence computes more than `SHORT` in the step.
 
     layers:    of each its keys and its values
     groups_of: what torch attends to in one call each
@@ -49,8 +52,9 @@ class RowsPlan:
         self._others: Sequence[Group] | None = None
         self._written: dict[int, Tensor] = {}
         self._read: dict[int, Tensor] = {}
-        self._tables: dict[tuple[int | None, int | None], list[Table]] = {}
-        self._tiles: dict[tuple[int | None, int | None], Tiles] = {}
+        self._stretches: dict[Bounds, list[Stretch]] = {}
+        self._tables: dict[Bounds, list[Table]] = {}
+        self._tiles: dict[Bounds, Tiles] = {}
         self._by_torch: GroupedPlan | None = None
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
@@ -94,17 +98,21 @@ class RowsPlan:
     def _tables_for(self, kernel: RowsKernel, scoring: Scoring) -> list[Table]:
         name = scoring.window, scoring.chunk
         if name not in self._tables:
-            stretches = stretches_of(self._short, self._block_size, window=scoring.window, chunk=scoring.chunk)
-            self._tables[name] = kernel.tables(rows_of(stretches))
+            self._tables[name] = kernel.tables(rows_of(self._stretches_for(name)[: len(self._short)]))
         return self._tables[name]
 
     def _tiles_for(self, kernel: TilesKernel, scoring: Scoring) -> Tiles:
         name = scoring.window, scoring.chunk
         if name not in self._tiles:
-            both = (*self._short, *self._long)
-            stretches = stretches_of(both, self._block_size, window=scoring.window, chunk=scoring.chunk)
-            self._tiles[name] = kernel.tiles(stretches[len(self._short) :])
+            self._tiles[name] = kernel.tiles(self._stretches_for(name)[len(self._short) :])
         return self._tiles[name]
+
+    def _stretches_for(self, bounds: Bounds) -> list[Stretch]:
+        if bounds not in self._stretches:
+            window, chunk = bounds
+            both = (*self._short, *self._long)
+            self._stretches[bounds] = stretches_of(both, self._block_size, window=window, chunk=chunk)
+        return self._stretches[bounds]
 
     def _plan_of_torch(self) -> GroupedPlan:
         if self._by_torch is None:

@@ -200,7 +200,10 @@ class Emitter:
         return found
 
     def power_of_two(self, vector: Value) -> Value:
-        """2^x of numbers that are not above 0, by a polynomial of what is left of the nearest whole number."""
+        """2^x of numbers that are not above 0, by a polynomial of what is left of the nearest whole number.
+
+        It is 0 where it would be no normal number: sums of such take CPUs many times as long.
+        """
         build = self.builder
         is_small = build.fcmp_ordered("<", vector, self.all_of(LEAST_POWER))
         bounded = build.select(is_small, self.all_of(LEAST_POWER), vector)
@@ -210,7 +213,7 @@ class Emitter:
         for factor in reversed(POWERS[:-1]):
             power = self.fused(power, rest, self.all_of(factor))
         exponent = build.shl(build.add(build.bitcast(shifted, self._ints), self.whole(127)), self.whole(23))
-        return build.fmul(power, build.bitcast(exponent, self.vector))
+        return build.select(is_small, self.all_of(0.0), build.fmul(power, build.bitcast(exponent, self.vector)))
 
     def repeat(
         self, start: Value, stop: Value, step: int, body: Callable[..., Sequence[Value]], carried: Sequence[Value] = ()

@@ -2,7 +2,7 @@
 
 A tile is some queries of one sequence and all their heads that share a key head. Each of them has a place of its own in
 vectors, and keys and values are read one number after the other for all of them. So what a query gets depends on its
-own keys alone, to its last bit, whatever is computed beside it.
+own keys alone, to its last bit, whatever is computed beside it. Blocks of keys begin at multiples of 64.
 """
 
 from __future__ import annotations
@@ -20,23 +20,19 @@ import torch.nn.functional as F
 from llvmlite import ir
 from torch import Tensor
 
+from serve_app.kernels.cpu.attention import BLOCK, LEAST, Form
 from serve_app.kernels.cpu.compiling import KINDS, Kernel, Machine, float_bits, tried
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Value
+from serve_app.kernels.cpu.rows import TOLERANCES
 from serve_app.kernels.forms import Stretch
 
 logger = logging.getLogger(__name__)
 
-BLOCK = 64
-"""Keys that are scored together, from a multiple of so many on."""
-LEAST = -1e30
-"""A score that no key has."""
 TOGETHER = 4
 """Keys, or numbers of values, that are multiplied by what is in registers."""
-TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 5e-3, torch.float32: 1e-4}
-"""Of results that are about one, by which it may differ from torch's."""
 TRIED = 128
 """Queries of a trial, behind twice as many keys."""
-TRIES = 3
+TRIES = 5
 MUCH = 1.3
 """So many times as fast torch has to be to be chosen: a smaller difference may be another process's work."""
 PARAMETERS = (
@@ -51,35 +47,28 @@ COLUMNS = ("token", "count", "position", "begin", "end")
 NAME = "attend_tiles"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
-    """Heads for which a kernel is compiled, as `attention.Form` has them."""
-
-    group: int
-    dim: int
-    kind: Kind
-    width: int
-    registers: int
+class TileForm(Form):
+    """Heads for which a kernel is compiled, and how many queries a tile has."""
 
     @property
-    def vectors(self) -> int:
-        """Of queries: each has a place in them. With the sums that they are multiplied to, they fill half the CPU's."""
+    def query_vectors(self) -> int:
+        """Vectors in which each query has a place. The sums that they are multiplied to fill half the CPU's."""
         return self.registers // 8
 
     @property
     def places(self) -> int:
-        return self.vectors * self.width
+        return self.query_vectors * self.width
 
     @property
     def num_tokens(self) -> int:
-        """Of a tile."""
+        """How many tokens of a sequence a tile has: each takes a place for each of its heads."""
         return self.places // self.group
 
 
 class Writer:
-    """Writes the function."""
+    """Writes the function that attends for one tile after the other."""
 
-    def __init__(self, form: Form, emitter: Emitter, given: Value) -> None:
+    def __init__(self, form: TileForm, emitter: Emitter, given: Value) -> None:
         self._form, self._emit, self._build = form, emitter, emitter.builder
         self._number = FLOAT if form.kind == "float32" else INT16
         self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
@@ -176,12 +165,12 @@ class Writer:
         emitter.repeat(INT64(0), INT64(BLOCK), 1, widen)
 
     def _vectors(self, base: Value, row: Value) -> list[Value]:
-        """A row of all places."""
+        """Return a row, a number of each query."""
         start = self._build.mul(row, INT64(self._form.places))
         width = self._form.width
         return [
             self._emit.floats(base, self._build.add(start, INT64(number * width)))
-            for number in range(self._form.vectors)
+            for number in range(self._form.query_vectors)
         ]
 
     def _put(self, vectors: Sequence[Value], base: Value, row: Value) -> None:
@@ -198,14 +187,14 @@ class Writer:
             for number in range(TOGETHER):
                 key = build.add(build.mul(build.add(first, INT64(number)), INT64(form.dim)), at)
                 factor = emitter.spread(emitter.number(self._read, key))
-                mine = sums[number * form.vectors : (number + 1) * form.vectors]
+                mine = sums[number * form.query_vectors : (number + 1) * form.query_vectors]
                 found += [emitter.fused(factor, query, total) for query, total in zip(queries, mine, strict=True)]
             return found
 
-        nothing = [emitter.all_of(0.0)] * (TOGETHER * form.vectors)
+        nothing = [emitter.all_of(0.0)] * (TOGETHER * form.query_vectors)
         sums = emitter.repeat(INT64(0), INT64(form.dim), 1, multiply, nothing)
         for number in range(TOGETHER):
-            mine = sums[number * form.vectors : (number + 1) * form.vectors]
+            mine = sums[number * form.query_vectors : (number + 1) * form.query_vectors]
             self._put(mine, self._scores, build.add(first, INT64(number)))
         return ()
 
@@ -264,7 +253,7 @@ class Writer:
             for number in range(TOGETHER):
                 place = build.add(build.mul(key, INT64(form.dim)), build.add(first, INT64(number)))
                 value = emitter.spread(emitter.number(self._read, place))
-                mine = sums[number * form.vectors : (number + 1) * form.vectors]
+                mine = sums[number * form.query_vectors : (number + 1) * form.query_vectors]
                 found += [emitter.fused(value, weight, total) for weight, total in zip(weights, mine, strict=True)]
             return found
 
@@ -274,7 +263,7 @@ class Writer:
         ]
         sums = emitter.repeat(INT64(0), INT64(BLOCK), 1, add, before)
         for number, row in enumerate(rows):
-            self._put(sums[number * form.vectors : (number + 1) * form.vectors], self._sums, row)
+            self._put(sums[number * form.query_vectors : (number + 1) * form.query_vectors], self._sums, row)
         return ()
 
     def _finish(self, at: int) -> None:
@@ -294,7 +283,7 @@ class Writer:
         emitter.repeat(INT64(0), INT64(form.dim), form.width, write)
 
 
-def emit(form: Form) -> Any:
+def emit(form: TileForm) -> Any:
     """Return the module of LLVM's with the function `NAME` of the parameters' address."""
     module = ir.Module(NAME)
     Writer(form, *Emitter.of_function(module, NAME, form.width)).write()
@@ -309,12 +298,11 @@ class Tiles:
         items, last = [], max(each.token + len(each.bounds) for each in stretches)
         self.bounds = torch.zeros(last, 2, dtype=torch.int64)
         for each in stretches:
-            bounds = torch.tensor(each.bounds)
-            self.bounds[each.token : each.token + len(bounds)] = bounds
-            for at in range(0, len(bounds), num_tokens):
-                seen = bounds[at : at + num_tokens]
-                begin = int(seen[:, 0].min()) // BLOCK * BLOCK
-                items.append((each.token + at, len(seen), each.position, begin, int(seen[:, 1].max())))
+            self.bounds[each.token : each.token + len(each.bounds)] = torch.tensor(each.bounds)
+            for at in range(0, len(each.bounds), num_tokens):
+                seen = each.bounds[at : at + num_tokens]  # neither bound is ever below the one before
+                begin = seen[0][0] // BLOCK * BLOCK
+                items.append((each.token + at, len(seen), each.position, begin, seen[-1][1]))
         items.sort(key=lambda item: item[3] - item[4])  # the longest first, so that threads end together
         self.items = torch.tensor(items, dtype=torch.int64)
 
@@ -322,7 +310,7 @@ class Tiles:
 class TilesKernel:
     """Attends for prompts, with heads of one form."""
 
-    def __init__(self, form: Form) -> None:
+    def __init__(self, form: TileForm) -> None:
         """Raises RuntimeError where LLVM makes no kernel."""
         self._kernel = Kernel(emit(form), NAME)
         self._num_tokens = form.num_tokens
@@ -351,18 +339,21 @@ class TilesKernel:
 def tiles_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None:
     """Return the kernel for heads of that size, `group` of which share a key head; None if there is none.
 
-    It is tried beside torch before it is used. Where torch is clearly faster, as it may be with AMX, there is none.
+    It is tried beside torch before it is used. With AMX, where it was never measured, torch is asked how long it takes.
     """
     machine = Machine.here()
     if dtype not in KINDS or dim % machine.width:
         return None
-    form = Form(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
+    form = TileForm(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
     if not form.num_tokens:
         return None
     what = f"attention of prompts with {group} heads of {dim} in {dtype}"
     trial = Trial.drawn(group, dim, dtype)
     made = tried(what, lambda: TilesKernel(form), trial.is_right)
-    if made is not None and trial.seconds(trial.by_torch) * MUCH < trial.seconds(functools.partial(trial.by, made)):
+    if made is None or not torch.cpu.get_capabilities().get("amx_tile"):
+        return made
+    ours, theirs = trial.seconds(made)
+    if theirs * MUCH < ours:
         logger.info("torch computes %s: it is faster here", what)
         return None
     return made
@@ -387,24 +378,33 @@ class Trial:
 
     def is_right(self, kernel: TilesKernel) -> bool:
         limit = TOLERANCES[self.query.dtype]
-        return torch.allclose(self.by(kernel).float(), self.by_torch(torch.float32), rtol=limit, atol=limit)
+        output = self._computed_by(kernel)()
+        return torch.allclose(output.float(), self._by_torch(torch.float32), rtol=limit, atol=limit)
 
-    def seconds(self, compute: Callable[[], Tensor]) -> float:
-        """Of the fastest of some."""
-        found = []
+    def seconds(self, kernel: TilesKernel) -> tuple[float, float]:
+        """Return what the kernel takes and what torch takes, the least of some turns."""
+        found: list[list[float]] = [[], []]
+        by_kernel = self._computed_by(kernel)
         for _ in range(TRIES):
-            began = time.perf_counter()
-            compute()
-            found.append(time.perf_counter() - began)
-        return min(found)
+            for compute, theirs in zip((by_kernel, self._by_torch), found, strict=True):
+                began = time.perf_counter()
+                compute()
+                theirs.append(time.perf_counter() - began)
+        return min(found[0]), min(found[1])
 
-    def by(self, kernel: TilesKernel) -> Tensor:
+    def _computed_by(self, kernel: TilesKernel) -> Callable[[], Tensor]:
         output, slots = torch.zeros_like(self.query), torch.arange(len(self.keys))
-        tiles = kernel.tiles([Stretch(token=0, position=0, bounds=[(0, int(end)) for end in self.seen.sum(1)])])
-        kernel.run(self.query, self.keys, self.values, slots, tiles, output, scale=self.query.shape[2] ** -0.5)
-        return output
+        bounds = [(0, end) for end in self.seen.sum(1).tolist()]
+        tiles = kernel.tiles([Stretch(token=0, position=0, bounds=bounds)])
 
-    def by_torch(self, dtype: torch.dtype | None = None) -> Tensor:
+        def compute() -> Tensor:
+            scale = self.query.shape[2] ** -0.5
+            kernel.run(self.query, self.keys, self.values, slots, tiles, output, scale=scale)
+            return output
+
+        return compute
+
+    def _by_torch(self, dtype: torch.dtype | None = None) -> Tensor:
         query, keys, values = (
             part.to(dtype or part.dtype).transpose(0, 1)[None] for part in (self.query, self.keys, self.values)
         )
