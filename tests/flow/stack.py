@@ -104,6 +104,7 @@ async def running_stack(
             "kv_cache_bytes": 64 << 20,
             "lease_s": 600,  # nobody renews it here
             "engine": ENGINE,
+            **({"vllm": {"enforce_eager": True}} if ENGINE == "vllm" else {}),  # or each stack would be compiled
             **changes,
         }
     )
