@@ -30,24 +30,15 @@ Kernels: TypeAlias = Literal["flashinfer", "triton", "torch"]
 """Whose kernels attend to pages."""
 
 
-def attention_of_rows(group: int, dim: int, dtype: torch.dtype) -> RowsKernel | None:
-    """Return the kernel for single queries, `group` heads of which share a key head of that size."""
+def attention_kernels(group: int, dim: int, dtype: torch.dtype) -> tuple[RowsKernel | None, TilesKernel | None]:
+    """Return the kernels for single queries and for prompts, `group` heads of which share a key head of that size."""
     try:
         from serve_app.kernels.cpu.rows import rows_kernel
-    except ImportError:
-        _tell()
-        return None
-    return rows_kernel(group, dim, dtype)
-
-
-def attention_of_prompts(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None:
-    """Return the kernel for prompts, the same way."""
-    try:
         from serve_app.kernels.cpu.tiles import tiles_kernel
     except ImportError:
         _tell()
-        return None
-    return tiles_kernel(group, dim, dtype)
+        return None, None
+    return rows_kernel(group, dim, dtype), tiles_kernel(group, dim, dtype)
 
 
 def laid_out(packed: Tensor, bias: Tensor | None) -> LaidOut | None:

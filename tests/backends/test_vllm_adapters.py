@@ -23,7 +23,7 @@ from tests.flow.test_published_adapters import NAME, PROMPT, published, text_of,
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 folders, texts = flow.folders, flow.texts
-OPTIONS = {"enforce_eager": True, "max_lora_rank": 32}
+OPTIONS = {"max_lora_rank": 32}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -21,7 +21,7 @@ import sys
 sys.modules["serve_app.kernels.cpu"] = None
 import torch
 from serve_app.kernels import interface as kernels
-assert kernels.attention_of_rows(2, 32, torch.float32) is None
+assert kernels.attention_kernels(2, 32, torch.float32) == (None, None)
 assert not kernels.may_read(torch.Size([64, 64]), torch.bfloat16)
 assert kernels.laid_out(torch.ones(64, 64), None) is None
 assert kernels.whole_rows(torch.ones(64, 64, dtype=torch.int8), torch.ones(64)) is None

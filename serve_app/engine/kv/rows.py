@@ -10,7 +10,7 @@ from torch import Tensor
 
 from serve_app.engine.kv.storage import Group, GroupedPlan, Reading, Slots, Storage, attend_to_groups
 from serve_app.kernels.forms import Row, Scoring, Stretch
-from serve_app.kernels.interface import attention_of_prompts, attention_of_rows
+from serve_app.kernels.interface import attention_kernels
 
 if TYPE_CHECKING:
     from serve_app.kernels.cpu.rows import RowsKernel, Table
@@ -129,8 +129,7 @@ def kernels_of(
     heads, kv_heads = query.shape[1], keys.shape[1]
     if query.dtype != keys.dtype or heads % kv_heads:
         return None, None
-    form = heads // kv_heads, query.shape[2], query.dtype
-    return attention_of_rows(*form), attention_of_prompts(*form)
+    return attention_kernels(heads // kv_heads, query.shape[2], query.dtype)
 
 
 def stretches_of(

@@ -13,7 +13,7 @@ from serve_app.engine.kv.ledger import BlockLedger, block_hashes
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.tensor_parallel.workers import ReplicatedStorage
-from serve_app.kernels.interface import attention_of_prompts, attention_of_rows
+from serve_app.kernels.interface import attention_kernels
 
 
 class KeyValueStore:
@@ -191,5 +191,4 @@ def _make_kernels(model: LoadedModel) -> None:
     num_heads = getattr(text_config(model.module.config), "num_attention_heads", None)
     for layer in set(model.shape.layers):
         if isinstance(num_heads, int) and layer.key_dim == layer.value_dim and num_heads % layer.heads == 0:
-            for kernel in (attention_of_rows, attention_of_prompts):
-                kernel(num_heads // layer.heads, layer.key_dim, model.dtype)
+            attention_kernels(num_heads // layer.heads, layer.key_dim, model.dtype)
