@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -211,3 +212,18 @@ def test_a_step_is_compiled_with_adapters_and_without_but_not_without_a_compiler
     assert not plain.compilation_config.mode
     assert "all" in plain.compilation_config.custom_ops, "what vLLM has in C++ is computed so"
     assert bool(plain.lora_config) == bool(slots)
+
+
+def test_options_of_adapters_that_our_kernels_do_not_know_are_refused_where_there_may_be_adapters() -> None:
+    told = EngineConfig(name="demo", path=str(BUILTIN_MODELS["builtin:demo"]), vllm={"fully_sharded_loras": True})
+    with pytest.raises(ModelNotSupported, match="fully_sharded_loras must be left out on CPUs"):
+        vllm_config(engine_arguments(told, ()), [])
+    assert vllm_config(engine_arguments(replace(told, max_adapters=0), ()), [])
+
+
+async def test_a_step_with_adapters_of_other_layers_is_not_compiled(right: dict[str, Any]) -> None:
+    layers = {"lora_target_modules": ["q_proj", "v_proj", "embed_tokens"]}
+    async with running_stack(num_replicas=1, adapters=None, engine="vllm", max_adapters=1, vllm=layers) as stack:
+        (model,) = stack.services[0].engine.core.core.collective_rpc("get_model")
+        assert {each.do_not_compile for each in model.modules() if hasattr(each, "do_not_compile")} == {True}
+        assert await answer(stack, BODIES["greedy"]) == right["greedy"]

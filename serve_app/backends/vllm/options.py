@@ -41,8 +41,8 @@ OURS = frozenset(
     }
 )
 """What a cluster file cannot say: the replica depends on it."""
-NO_ADAPTERS_SO = ("fully_sharded_loras", "enable_tower_connector_lora")
-"""Options with which layers ask more of adapters than what our kernels compute on CPUs."""
+NOT_ON_CPUS = ("fully_sharded_loras", "enable_tower_connector_lora")
+"""Options of adapters that our kernels for CPUs do not carry out."""
 OWN_ALONE = frozenset(
     {
         "weights", "tensor_parallel", "max_logit_rows", "kernels", "graphs", "run_ahead", "block_size",
@@ -174,13 +174,13 @@ def on_cpus(made: EngineArgs, found: VllmConfig) -> VllmConfig:
     vLLM makes the configuration without them, and they are added to it. Raises ValueError for options of theirs that
     our kernels do not know.
     """
-    for name in NO_ADAPTERS_SO:
+    for name in NOT_ON_CPUS if found.lora_config is not None else ():
         if getattr(made, name, False):
             raise ValueError(f"{name} must be left out on CPUs, where our kernels compute adapters; found true")
     os.environ.setdefault("VLLM_USE_AOT_COMPILE", "0")  # vLLM 0.32 fails to read its own files of it on CPUs
     can_compile = shutil.which(os.environ.get("CXX", "g++")) and (Path(get_path("include")) / "Python.h").exists()
     if not can_compile and not made.enforce_eager:
-        logger.warning("vLLM does not compile its step, which takes longer so: no g++, or no headers of Python")
+        logger.warning("steps are slower, as vLLM cannot compile them: install g++ (or set CXX) and Python's headers")
     elif found.lora_config is None:
         return found
     bare = replace(made, enable_lora=False, enforce_eager=made.enforce_eager or not can_compile).create_engine_config()

@@ -65,7 +65,7 @@ class TileForm(Form):
         return self.places // self.group
 
 
-class Writer:
+class _Writer:
     """Writes the function that attends for one tile after the other."""
 
     def __init__(self, form: TileForm, emitter: Emitter, given: Value) -> None:
@@ -180,22 +180,50 @@ class Writer:
 
     def _score(self, first: Value) -> Sequence[Value]:
         """The products of some keys with all queries."""
-        build, emitter, form = self._build, self._emit, self._form
+        build, size = self._build, INT64(self._form.dim)
+        nothing = [self._emit.all_of(0.0)] * (TOGETHER * self._form.query_vectors)
+        place = lambda key, at: build.add(build.mul(key, size), at)  # noqa: E731
+        return self._multiply(self._queries, self._form.dim, place, self._scores, self._rows(first), nothing)
+
+    def _add(self, first: Value) -> Sequence[Value]:
+        """Some numbers of all values, by their weights, to all sums."""
+        build, size = self._build, INT64(self._form.dim)
+        rows, shrunk = self._rows(first), self._vectors(self._shrunk, INT64(0))
+        before = [
+            build.fmul(*pair) for row in rows for pair in zip(self._vectors(self._sums, row), shrunk, strict=True)
+        ]
+        place = lambda number, key: build.add(build.mul(key, size), number)  # noqa: E731
+        return self._multiply(self._scores, BLOCK, place, self._sums, rows, before)
+
+    def _rows(self, first: Value) -> list[Value]:
+        return [self._build.add(first, INT64(number)) for number in range(TOGETHER)]
+
+    def _multiply(
+        self,
+        base: Value,
+        count: int,
+        place: Callable[[Value, Value], Value],
+        target: Value,
+        rows: Sequence[Value],
+        before: Sequence[Value],
+    ) -> Sequence[Value]:
+        """Write some rows of sums to the target: of the first rows from `base` on, each by a number that was read.
+
+        place: of a row of sums and one that is summed, where that number is;  before: sums to begin with
+        """
+        emitter, size = self._emit, self._form.query_vectors
 
         def multiply(at: Value, *sums: Value) -> Sequence[Value]:
-            queries, found = self._vectors(self._queries, at), []
-            for number in range(TOGETHER):
-                key = build.add(build.mul(build.add(first, INT64(number)), INT64(form.dim)), at)
-                factor = emitter.spread(emitter.number(self._read, key))
-                mine = sums[number * form.query_vectors : (number + 1) * form.query_vectors]
-                found += [emitter.fused(factor, query, total) for query, total in zip(queries, mine, strict=True)]
+            vectors, found = self._vectors(base, at), []
+            for number, row in enumerate(rows):
+                factor = emitter.spread(emitter.number(self._read, place(row, at)))
+                mine = sums[number * size : (number + 1) * size]
+                found += [emitter.fused(factor, *pair) for pair in zip(vectors, mine, strict=True)]
             return found
 
-        nothing = [emitter.all_of(0.0)] * (TOGETHER * form.query_vectors)
-        sums = emitter.repeat(INT64(0), INT64(form.dim), 1, multiply, nothing)
-        for number in range(TOGETHER):
-            mine = sums[number * form.query_vectors : (number + 1) * form.query_vectors]
-            self._put(mine, self._scores, build.add(first, INT64(number)))
+        sums = emitter.repeat(INT64(0), INT64(count), 1, multiply, before)
+        for number, row in enumerate(rows):
+            self._put(sums[number * size : (number + 1) * size], target, row)
         return ()
 
     def _hide(self, begin: Value) -> None:
@@ -243,29 +271,6 @@ class Writer:
         self._put(tops, self._tops, INT64(0))
         self._put(shrunk, self._shrunk, INT64(0))
 
-    def _add(self, first: Value) -> Sequence[Value]:
-        """Some numbers of all values, by their weights, to all sums."""
-        build, emitter, form = self._build, self._emit, self._form
-        shrunk = self._vectors(self._shrunk, INT64(0))
-
-        def add(key: Value, *sums: Value) -> Sequence[Value]:
-            weights, found = self._vectors(self._scores, key), []
-            for number in range(TOGETHER):
-                place = build.add(build.mul(key, INT64(form.dim)), build.add(first, INT64(number)))
-                value = emitter.spread(emitter.number(self._read, place))
-                mine = sums[number * form.query_vectors : (number + 1) * form.query_vectors]
-                found += [emitter.fused(value, weight, total) for weight, total in zip(weights, mine, strict=True)]
-            return found
-
-        rows = [build.add(first, INT64(number)) for number in range(TOGETHER)]
-        before = [
-            build.fmul(*pair) for row in rows for pair in zip(self._vectors(self._sums, row), shrunk, strict=True)
-        ]
-        sums = emitter.repeat(INT64(0), INT64(BLOCK), 1, add, before)
-        for number, row in enumerate(rows):
-            self._put(sums[number * form.query_vectors : (number + 1) * form.query_vectors], self._sums, row)
-        return ()
-
     def _finish(self, at: int) -> None:
         """Write the results of a vector's places."""
         build, emitter, form = self._build, self._emit, self._form
@@ -286,7 +291,7 @@ class Writer:
 def emit(form: TileForm) -> Any:
     """Return the module of LLVM's with the function `NAME` of the parameters' address."""
     module = ir.Module(NAME)
-    Writer(form, *Emitter.of_function(module, NAME, form.width)).write()
+    _Writer(form, *Emitter.of_function(module, NAME, form.width)).write()
     return module
 
 
