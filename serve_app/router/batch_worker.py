@@ -179,6 +179,8 @@ class BatchWorker:
         assert isinstance(work, Work)
         for key in results:
             self.tally[COMPLETED if self._results.pop(key).status == OK else FAILED] += 1
+        if any(batch.state is BatchState.IN_PROGRESS and not self._is_on(batch.id) for batch in work.batches):
+            self._is_short.set()  # its lines are asked for with the next call
         self._open = {batch.id: batch for batch in work.batches}
         self._forget_ended()
         mine = {*self._tasks, *(line.key for line in self._ready), *self._results}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from serve_app.core.batches import Key, Line, Work
+from serve_app.core.batches import BatchCard, BatchState, Key, Line, Work
 from serve_app.router import batch_worker
 from serve_app.router.batch_worker import BatchWorker, in_turn
 from tests.fakes import settle
@@ -25,12 +25,12 @@ async def test_accounts_are_asked_as_lines_run_out_or_a_file_is_done_and_else_se
 ) -> None:
     monkeypatch.setattr(batch_worker, "LEAST_S", 0.0)
     monkeypatch.setattr(batch_worker, "MOST_S", 3600.0)
-    num_asked = 0
+    num_asked, batches = 0, tuple[BatchCard, ...]()
 
     async def ask(*_: object) -> Work:
         nonlocal num_asked
         num_asked += 1
-        return Work()
+        return Work(batches=batches)
 
     fleet = SimpleNamespace(counts=None, router_id="r", rooms={}, cards={})
     nothing: Any = SimpleNamespace(fleet=fleet, accounting=None)
@@ -49,4 +49,9 @@ async def test_accounts_are_asked_as_lines_run_out_or_a_file_is_done_and_else_se
     worker._ready.append(Line(batch="a", number=2, offset=0, length=1))
     assert not await asked_when_this_ends(("a", 1))
     assert await asked_when_this_ends(("a", 0)), "the input was checked, or the output is written"
+
+    batch = {"id": "b", "tenant": "acme", "key_id": "", "endpoint": "/v1/completions", "model": "demo", "input_file": ""}
+    batches = (BatchCard(state=BatchState.IN_PROGRESS, outcome=BatchState.COMPLETED, num_left=1, **batch),)
+    assert await asked_when_this_ends(("a", 0))
+    assert num_asked == 5, "once to learn that the batch began, once for its lines"
     running.cancel()
