@@ -9,6 +9,7 @@ import pytest
 
 from serve_app.core.shares import Priority, Share
 from serve_app.engine.scheduler.planner import LOOK_AGAIN, LOOK_SELDOM, MOST_GROWTH, Pace
+from serve_app.engine.scheduler.policy import MAX_KNOWN, FairShares
 from tests.engine.simulated import NoPace, Prices, Simulation
 
 CPU = Prices(step_s=0.032, prompt_s=0.0025, decode_s=0.0021)
@@ -39,7 +40,7 @@ def watched(simulation: Simulation, num_steps: int) -> list[Counter[str]]:
     return found
 
 
-ONE, MANY = Share(flow="one"), Share(flow="many")
+ONE, MANY, BATCH = Share(flow="one"), Share(flow="many"), Share(flow="batch", priority="batch")
 
 
 @pytest.mark.law("Shares")
@@ -68,6 +69,25 @@ def test_all_rows_of_a_flow_have_their_turns() -> None:
     assert min(gained) > 600 * 10 // 63
 
 
+@pytest.mark.law("Shares")
+@pytest.mark.parametrize("other", [None, ONE])
+def test_rows_go_on_with_their_turns_where_their_flow_was_left_out_of_steps(other: Share | None) -> None:
+    """As the class `batch` is, while a prompt of a higher class is computed."""
+    policy, decoding, seen = FairShares(), [ONE, *[BATCH] * 10], Counter[int]()
+    for _ in range(100):
+        out, _ = policy.rows(decoding, lambda num_level, num_beyond: 2)
+        seen.update(set(range(1, 11)) - out)
+        policy.rows([ONE] if other is None else [other, *[MANY] * 10], lambda num_level, num_beyond: 2)
+    assert (min(seen.values()), max(seen.values())) == (30, 30)
+
+
+def test_turns_are_remembered_of_so_many_flows_and_no_more() -> None:
+    policy = FairShares()
+    for number in range(MAX_KNOWN + 3):
+        policy.rows([ONE, *[Share(flow=f"of many {number}")] * 2], lambda num_level, num_beyond: 0)
+    assert len(policy._rotation) == MAX_KNOWN
+
+
 @pytest.mark.parametrize(
     "rows",
     [
@@ -89,7 +109,7 @@ class NoneBeyond(NoPace):
         return 0
 
 
-HEAVY, BATCH = Share(flow="heavy", weight=12.0), Share(flow="batch", priority="batch")
+HEAVY = Share(flow="heavy", weight=12.0)
 
 
 @pytest.mark.parametrize(

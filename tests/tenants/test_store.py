@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from serve_app.tenants.admin_service import AdminService
 from serve_app.tenants.declaration import changed
 from serve_app.tenants.errors import TenancyError
 from serve_app.tenants.keys import make_pepper, new_key_id, read_pepper
-from serve_app.tenants.store import STILL_S, Author, TenantStore
+from serve_app.tenants.store import LIVENESS, STILL_S, Author, TenantStore
 from tests.tenants.conftest import BOTH
 from tests.tenants.postgres import Server
 
@@ -267,6 +268,28 @@ def test_who_stands_still_in_a_transaction_does_not_keep_others_out_for_long(
         with store.engine.connect() as connection:
             assert connection.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar() == f"{STILL_S}s"
         postgresql.drop_connections(url)
+
+
+@on_postgresql
+def test_connections_know_how_long_to_wait_for_a_host_that_vanished(store: TenantStore, url: str) -> None:
+    """As libpq itself has it; what the URL says counts."""
+    chosen = TenantStore(f"{url}?connect_timeout=3&tcp_user_timeout=7000")
+    told = []
+    for each in (store, chosen):
+        with each.engine.connect() as connection:
+            told.append(connection.connection.dbapi_connection.info.get_parameters())
+    chosen.close()
+    expected = {name: str(value) for name, value in LIVENESS.items()}
+    others = expected | {"connect_timeout": "3", "tcp_user_timeout": "7000"}
+    assert [{name: each.get(name, "1") for name in expected} for each in told] == [expected, others]
+
+
+def test_a_host_that_takes_a_connection_and_says_nothing_is_told_as_one_that_is_not_there() -> None:
+    pytest.importorskip("psycopg")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(TenancyError, match="cannot be opened: connection timeout expired"):
+            TenantStore(f"postgresql+psycopg://u@127.0.0.1:{port}/x?connect_timeout=2")
 
 
 def test_stores_that_begin_at_once_are_one(url: str) -> None:

@@ -96,7 +96,7 @@ def divided(claims: Items[Claim], amount: int, *, price: float, lump: int) -> li
 
 
 MAX_KNOWN = 4096
-"""Flows whose counters are kept; of those that ask for nothing the least served are forgotten beyond."""
+"""Flows whose counters are kept, and whose rows' turns; of those that ask for nothing the least served go."""
 MAX_GIVERS = 1024
 """Flows whose budgets of places are kept; the others may give as many at once as at first."""
 AT_ONCE = 8
@@ -215,7 +215,6 @@ class FairShares:
         num_beyond = len(decoding) - num_level if levels else 0
         num_allowed = allowed(num_level, num_beyond) if num_beyond else 0
         if num_allowed >= num_beyond:
-            self._rotation.clear()
             return set(), Beyond(num_beyond, num_least) if num_beyond else NONE_BEYOND
         weights = {flow: decoding[own[0]].weight for flow, own in places.items()}
         flows = sorted(places, key=lambda flow: -weights[flow])  # of a tie the heavier first, who rises by less
@@ -330,14 +329,15 @@ class FairShares:
         return levels, num_least
 
     def _sitting_out(self, places: dict[str, list[int]], num_given: dict[str, int]) -> set[int]:
-        """Return the rows whose turn it is not; each flow's go round."""
-        out, rotation = set[int](), dict[str, int]()
+        """Return the rows whose turn it is not; each flow's go round, also where it was left out of steps meanwhile."""
+        out = set[int]()
         for flow, own in places.items():
             if num_given[flow] < len(own):
-                first = self._rotation.get(flow, 0) % len(own)
-                rotation[flow] = first + num_given[flow]
-                out.update(own[at % len(own)] for at in range(rotation[flow], first + len(own)))
-        self._rotation = rotation
+                first = self._rotation.pop(flow, 0) % len(own)  # those noted last are last
+                self._rotation[flow] = first + num_given[flow]
+                out.update(own[at % len(own)] for at in range(self._rotation[flow], first + len(own)))
+        while len(self._rotation) > MAX_KNOWN:
+            del self._rotation[next(iter(self._rotation))]
         return out
 
     def _forget(self) -> None:
