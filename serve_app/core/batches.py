@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from serve_app.core.errors import InvalidRequest
 from serve_app.core.ledger import Row
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses")
@@ -155,3 +156,14 @@ class Checked:
     model: str = ""
     spans: Sequence[tuple[int, int]] = ()
     errors: Sequence[InputError] = field(default_factory=tuple)
+
+
+def seconds_of(name: str, sent: object) -> int | None:
+    """Return after how many seconds a file expires, as OpenAI's parameter of that name says. Raises InvalidRequest."""
+    if sent is None:
+        return None
+    seconds = sent.get("seconds") if isinstance(sent, Mapping) and sent.get("anchor") == "created_at" else None
+    if not isinstance(seconds, int) or isinstance(seconds, bool) or not LEAST_SECONDS <= seconds <= MOST_SECONDS:
+        must = f'be {{"anchor": "created_at", "seconds": N}}, N from {LEAST_SECONDS} to {MOST_SECONDS}'
+        raise InvalidRequest.refusing(name, must=must, found=str(sent)[:96])
+    return seconds

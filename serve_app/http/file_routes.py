@@ -14,16 +14,17 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.types import Message, Receive
 
 from serve_app.api.error_text import shown
-from serve_app.core.batches import LEAST_SECONDS, MOST_SECONDS, NewFile
+from serve_app.core.batches import NewFile, seconds_of
 from serve_app.core.errors import InvalidRequest, NotFound, Overloaded, RequestTimeout, UnsupportedMediaType
-from serve_app.http.admin_routes import HEADERS, Endpoint, query_of
+from serve_app.http.admin_routes import HEADERS, NUMBER, Endpoint, query_of
 from serve_app.http.exchange import BODY_TIMEOUT_S, ClientGone, too_large
 from serve_app.http.guard import Administer
 from serve_app.http.settings import HttpSettings
 from serve_app.router.batch_files import Ask, BatchFiles
 
 BATCH = "batch"
-FIELDS = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+EXPIRY = ("anchor", "seconds")
+FIELDS = ("file", "purpose", *(f"expires_after[{each}]" for each in EXPIRY))
 MAX_FIELD_BYTES = 4096
 FORM_BYTES = 64 << 10
 """Of a body besides its file."""
@@ -108,7 +109,10 @@ async def _written(form: FormData, files: BatchFiles, settings: HttpSettings) ->
         raise InvalidRequest.refusing("purpose", must='be "batch"', found=shown(purpose))
     if (file.size or 0) > settings.max_file_bytes:
         raise too_large(settings.max_file_bytes)
-    seconds = _seconds(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
+    sent = {each: form[f"expires_after[{each}]"] for each in EXPIRY if f"expires_after[{each}]" in form}
+    written = str(sent.get("seconds"))
+    expires = sent | ({"seconds": int(written)} if NUMBER.fullmatch(written) else {})
+    seconds = seconds_of("expires_after", expires or None)
     file_id, num_bytes = await asyncio.to_thread(files.write, file.file)
     name = (file.filename or "").replace("\0", "") or "file"  # PostgreSQL refuses it
     return NewFile(id=file_id, name=name, purpose=BATCH, num_bytes=num_bytes, seconds=seconds)
@@ -141,16 +145,3 @@ class _Body:
         if self.refusal is not None:
             raise MultiPartException(str(self.refusal))
         return message
-
-
-def _seconds(anchor: object, seconds: object) -> int | None:
-    """Return after how many seconds a file expires. Raises InvalidRequest."""
-    if anchor is None and seconds is None:
-        return None
-    if anchor != "created_at":
-        raise InvalidRequest.refusing("expires_after[anchor]", must="be created_at", found=shown(anchor))
-    is_number = isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 9
-    if not is_number or not LEAST_SECONDS <= int(str(seconds)) <= MOST_SECONDS:
-        must = f"be {LEAST_SECONDS} to {MOST_SECONDS}"
-        raise InvalidRequest.refusing("expires_after[seconds]", must=must, found=shown(str(seconds)))
-    return int(str(seconds))

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Table, delete, func, insert, select, tuple_, update
 
-from serve_app.core.batches import ENDPOINTS, LEAST_SECONDS, MOST_SECONDS, OPEN_STATES, BatchState, NewFile
+from serve_app.core.batches import ENDPOINTS, OPEN_STATES, BatchState, NewFile, seconds_of
 from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
 from serve_app.tenants.errors import NotThere, TenancyError
@@ -198,7 +198,7 @@ def told_of_batch(row: Mapping[str, Any]) -> Answer:
 
 
 def _read_batch(arguments: Arguments) -> dict[str, Any]:
-    """Return what is kept of a request for a batch. Raises TenancyError."""
+    """Return what is kept of a request for a batch. Raises TenancyError, InvalidRequest."""
     for name in arguments:
         if name not in ASKED:
             raise TenancyError(f"{name[:96]!r} is not known here; there are {', '.join(ASKED[:5])}.")
@@ -220,19 +220,6 @@ def _read_batch(arguments: Arguments) -> dict[str, Any]:
     seconds = seconds_of("output_expires_after", arguments.get("output_expires_after"))
     told = {"completion_window": window, "metadata": metadata, "output_seconds": seconds}
     return {"input_file_id": file, "endpoint": endpoint, **told}
-
-
-def seconds_of(name: str, sent: object) -> int | None:
-    """Return after how many seconds a file expires. Raises TenancyError."""
-    if sent is None:
-        return None
-    seconds = sent.get("seconds") if isinstance(sent, Mapping) and sent.get("anchor") == "created_at" else None
-    if not isinstance(seconds, int) or isinstance(seconds, bool) or not LEAST_SECONDS <= seconds <= MOST_SECONDS:
-        raise TenancyError(
-            f'{name} must be {{"anchor": "created_at", "seconds": N}}, N from {LEAST_SECONDS} to {MOST_SECONDS};'
-            f" found {str(sent)[:96]}."
-        )
-    return seconds
 
 
 def _is_metadata(sent: object) -> bool:

@@ -35,7 +35,7 @@ def change_published(store: TenantStore, change: Change) -> AdapterSet:
             before = _read(connection)
             after = changed(before, change)
             if after is not before:
-                _write(connection, before, after, at=change.at)
+                _write(connection, change, before, after)
             if after is not before or (change.action == "hold" and not _is_told(connection, before, change)):
                 author = Author(name=change.actor or change.by, at=change.at)
                 said = {name: getattr(change, name) for name in ("version", "path", "share", "reason")}
@@ -80,25 +80,16 @@ def _read(connection: Connection) -> AdapterSet:
     return AdapterSet(revision=fact(connection, REVISION), adapters=adapters, withdrawn=withdrawn)
 
 
-def _write(connection: Connection, before: AdapterSet, after: AdapterSet, *, at: float) -> None:
-    """Write what differs."""
-    kept = set(before.adapters) & set(after.adapters)
-    kept_names = {(each.base, each.name) for each in kept} | (set(before.withdrawn) & set(after.withdrawn))
-    gone = {(each.base, each.name) for each in before.adapters} | set(before.withdrawn)
+def _write(connection: Connection, change: Change, before: AdapterSet, after: AdapterSet) -> None:
+    """Write what differs: what the name means, and which withdrawn names are remembered."""
+    key = (change.base, change.name)
     for table in tables.OF_ADAPTERS:
-        for base, name in gone - kept_names:
+        for base, name in {key} | (set(before.withdrawn) - set(after.withdrawn)):
             connection.execute(delete(table).where(table.c.base == base, table.c.name == name))
-    canaries = [
-        {"base": each.base, "name": each.name, **asdict(each.canary)}
-        for each in after.adapters
-        if each not in kept and each.canary is not None
-    ]
-    if canaries:
-        connection.execute(insert(tables.canaries), canaries)
-    rows = [_row(each) for each in after.adapters if each not in kept]
-    rows += [_tombstone(*each, at=at) for each in after.withdrawn if each not in kept_names]
-    if rows:
-        connection.execute(insert(tables.published), rows)
+    found = after.find(*key)
+    connection.execute(insert(tables.published), [_tombstone(*key, at=change.at) if found is None else _row(found)])
+    if found is not None and found.canary is not None:
+        connection.execute(insert(tables.canaries), [{"base": key[0], "name": key[1], **asdict(found.canary)}])
     known = update(tables.facts).where(tables.facts.c.name == REVISION)
     if not connection.execute(known.values(value=after.revision)).rowcount:
         connection.execute(insert(tables.facts), [{"name": REVISION, "value": after.revision}])

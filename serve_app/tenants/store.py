@@ -200,7 +200,11 @@ class TenantStore:
             if version is not None and fact(connection, "version") != version + 1:
                 raise TenancyError("The tenants were changed meanwhile, and nothing was done; try again.")
             for tenant in added:
-                add_tenant(connection, tenant, by)
+                try:
+                    connection.execute(insert(tables.tenants), [{"name": tenant.name, "declared": told_of(tenant)}])
+                except IntegrityError:
+                    raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
+                note(connection, by, ADDED, tenant.name, told_of(tenant))
             for tenant in changed:
                 set_tenant(connection, tenant, by)
             for name in removed:
@@ -297,14 +301,6 @@ def fact(connection: Connection, name: str) -> int:
 def note(connection: Connection, by: Author, action: str, subject: str, details: Mapping[str, object]) -> None:
     row = {"at": by.at, "actor": by.name, "action": action, "subject": subject, "details": dict(details)}
     connection.execute(insert(tables.events), [row])
-
-
-def add_tenant(connection: Connection, tenant: Tenant, by: Author) -> None:
-    try:
-        connection.execute(insert(tables.tenants), [{"name": tenant.name, "declared": told_of(tenant)}])
-    except IntegrityError:
-        raise TenancyError(f"There is a tenant {tenant.name!r} already.") from None
-    note(connection, by, ADDED, tenant.name, told_of(tenant))
 
 
 def when_added(connection: Connection) -> dict[str, int]:

@@ -142,38 +142,28 @@ MAX_ID_CHARS = 160
 SPENT = ("prompt_tokens", "cached_tokens", "completion_tokens", "engine_ns")
 """What a replica counts, too."""
 
+LENGTHS = {
+    "tenant": MAX_NAME_CHARS,
+    "key_id": 32,
+    "request_id": MAX_ID_CHARS,
+    "model": MAX_NAME_CHARS,
+    "adapter": 512,
+    "version": 128,
+}
+"""Characters of each text. What is longer is cut: a database might refuse it, and all that came with it."""
+MAX_AMOUNT = 2**53
+"""Of one row, so that sums of a thousand still are numbers of the database."""
+
 rows = Table(
     "ledger",
     metadata,
     Column("id", String(MAX_ID_CHARS), primary_key=True),
     Column("day", String(10), nullable=False),
-    Column("tenant", String(MAX_NAME_CHARS), nullable=False),
-    Column("key_id", String(32), nullable=False),
-    Column("request_id", String(MAX_ID_CHARS), nullable=False),
-    Column("model", String(MAX_NAME_CHARS), nullable=False),
-    Column("adapter", String(512), nullable=False),
-    Column("version", String(128), nullable=False),
-    Column("at", Float, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
-    Column("choices", Integer, nullable=False),
-    Column("queue_s", Float, nullable=False),
-    Column("prefill_s", Float, nullable=False),
-    Column("decode_s", Float, nullable=False),
-    Column("engine_ns", BigInteger, nullable=False),
-    Column("cost", BigInteger, nullable=False),
-    Column("status", Integer, nullable=False),
+    *(Column(name, String(length), nullable=False) for name, length in LENGTHS.items()),
+    *(Column(name, Float, nullable=False) for name in ("at", "queue_s", "prefill_s", "decode_s")),
+    *(Column(name, BigInteger, nullable=False) for name in (*SPENT, "cost")),
+    *(Column(name, Integer, nullable=False) for name in ("choices", "status")),
 )
-
-LENGTHS = {
-    column.name: column.type.length
-    for column in rows.columns
-    if isinstance(column.type, String) and column.type.length is not None and column.name not in ("id", "day")
-}
-"""Characters of each text. What is longer is cut: a database might refuse it, and all that came with it."""
-MAX_AMOUNT = 2**53
-"""Of one row, so that sums of a thousand still are numbers of the database."""
 
 days = Table(
     "days",
