@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
@@ -111,12 +112,9 @@ class Model:
     async def attach(self, replica_id: str, router_id: str) -> AsyncGenerator[bytes, None]:
         """Frames, packed."""
         self._refuse_strays(replica_id)
-        frames = self._service.attach(router_id)
-        try:
+        async with aclosing(self._service.attach(router_id)) as frames:
             async for frame in frames:
                 yield pack(frame)
-        finally:
-            await frames.aclose()
 
     async def submit(self, replica_id: str, router_id: str, requests: Sequence[GenerationRequest]) -> bool | ServeError:
         self._refuse_strays(replica_id)

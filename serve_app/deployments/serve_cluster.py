@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -42,29 +43,19 @@ class ServeCluster:
         self._own_application = own_application
         self._handles: dict[str, DeploymentHandle[Any]] = {}
         self._running: set[str] = set()
-        self._scales: dict[str, Scale] = {}
-        self._num_running: dict[str, int] = {}
-        self._args: dict[str, dict[str, Any]] = {}
-        self._scales_at = -math.inf
+        self._deployed: dict[str, tuple[int, list[str], dict[str, Any]]] = {}
+        self._deployed_at = -math.inf
         self.is_deleted = False
 
     async def applications(self) -> Mapping[str, Deployed]:
         overviews = {each.name: each for each in await asyncio.to_thread(application_overviews)}
         own = overviews.get(self._own_application)
         self.is_deleted = own is not None and own.app_status.status is ApplicationStatus.DELETING
-        if time.monotonic() - self._scales_at > SCALES_S:
-            found = await asyncio.to_thread(deployed, MODEL_DEPLOYMENT)
-            self._scales = {name: _scale(wanted, states) for name, (wanted, states, _) in found.items()}
-            self._num_running = {name: _num_in(RUNNING, states) for name, (_, states, _) in found.items()}
-            self._args = {name: args for name, (_, _, args) in found.items()}
-            self._scales_at = time.monotonic()
+        if time.monotonic() - self._deployed_at > SCALES_S:
+            self._deployed = await asyncio.to_thread(deployed, MODEL_DEPLOYMENT)
+            self._deployed_at = time.monotonic()
         models = {
-            name: _deployed(
-                name,
-                overview.app_status.status,
-                scale=self._scales.get(name),
-                num_running=self._num_running.get(name, 0),
-            )
+            name: _deployed(name, overview.app_status.status, self._deployed.get(name))
             for name, overview in overviews.items()
             if name != self._own_application and _may_have_a_model(overview)
         }
@@ -91,7 +82,8 @@ class ServeCluster:
             return None
         try:
             named = {"name": application, "path": application}
-            return ModelArgs.model_validate(named | self._args.get(application, {})).card
+            _, _, args = self._deployed.get(application, (0, [], {}))
+            return ModelArgs.model_validate(named | args).card
         except ValidationError:  # of a builder that is not ours
             return ModelCard(name=application, root=application, created=0, max_model_len=0, vocab_size=0)
 
@@ -107,18 +99,18 @@ class ServeCluster:
         return RayBackend(self._handles[application], replica_id)
 
 
-def _deployed(name: str, status: ApplicationStatus, *, scale: Scale | None, num_running: int) -> Deployed:
+def _deployed(
+    name: str, status: ApplicationStatus, found: tuple[int, Sequence[str], Mapping[str, Any]] | None
+) -> Deployed:
+    """found: as of `ray_private.deployed`; None where Serve has not told yet"""
     has_failed = status is FAILED
     is_coming = not has_failed and status is not ApplicationStatus.DELETING
-    return Deployed(model=name, is_coming=is_coming, has_failed=has_failed, scale=scale, num_running=num_running)
-
-
-def _scale(wanted: int, states: Sequence[str]) -> Scale:
-    return Scale(wanted=wanted, starting=_num_in(STARTING, states), draining=_num_in(DRAINING, states))
-
-
-def _num_in(kinds: Collection[str], states: Sequence[str]) -> int:
-    return sum(each in kinds for each in states)
+    told = Deployed(model=name, is_coming=is_coming, has_failed=has_failed)
+    if found is None:
+        return told
+    wanted, states, _ = found
+    starting, draining, running = (sum(each in kinds for each in states) for kinds in (STARTING, DRAINING, RUNNING))
+    return replace(told, scale=Scale(wanted=wanted, starting=starting, draining=draining), num_running=running)
 
 
 def _may_have_a_model(overview: Any) -> bool:

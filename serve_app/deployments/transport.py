@@ -104,18 +104,29 @@ class RayBackend:
 
     async def _call(self, method: DeploymentHandle[Any], *arguments: object, timeout_s: float | None = None) -> Any:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        response = Context().run(method.remote, *arguments)
         try:
-            async with patience(limit_s):
-                answer = await response
+            return await _called(method, *arguments, timeout_s=limit_s)
         except TimeoutError as error:
-            response.cancel()
             raise ReplicaLost(f"Replica {self._replica_id} did not answer for {limit_s:g} s.") from error
         except (RayError, RayServeException) as error:
             raise as_serve_error(error, self._replica_id) from error
-        if isinstance(answer, ServeError):
-            raise answer
-        return answer
+
+
+async def _called(method: DeploymentHandle[Any], *arguments: object, timeout_s: float) -> Any:
+    """Call in an empty context, as Serve would cancel the call with the client's request.
+
+    Raises the ServeError that is answered, TimeoutError, and what Ray raises.
+    """
+    response = Context().run(method.remote, *arguments)
+    try:
+        async with patience(timeout_s):
+            answer = await response
+    except TimeoutError:
+        response.cancel()
+        raise
+    if isinstance(answer, ServeError):
+        raise answer
+    return answer
 
 
 def by_value(handle: DeploymentHandle[Any]) -> DeploymentHandle[Any]:
@@ -144,18 +155,11 @@ def calls_of(accounts: DeploymentHandle[Any]) -> Callable[..., Awaitable[Any]]:
     handle = by_value(accounts)
 
     async def call(method: str, *arguments: object, timeout_s: float) -> Any:
-        """In an empty context, as Serve would cancel the call with the client's request."""
-        response = Context().run(getattr(handle, method).remote, *arguments)
         try:
-            async with patience(timeout_s):
-                answer = await response
+            return await _called(getattr(handle, method), *arguments, timeout_s=timeout_s)
         except (TimeoutError, RayError, RayServeException) as error:
-            response.cancel()
             facts = {"retry_after_s": 2}
             raise Unavailable(f"Accounts do not answer ({type(error).__name__}); retry.", None, facts) from error
-        if isinstance(answer, ServeError):
-            raise answer
-        return answer
 
     return call
 

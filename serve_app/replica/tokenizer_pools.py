@@ -120,12 +120,6 @@ class TextQueue:
             line.discard(work)
             self._forget()
 
-    def take_all(self) -> list[Work]:
-        found = []
-        while (work := self.take()) is not None:
-            found.append(work)
-        return found
-
     def _forget(self) -> None:
         """Forget empty flows, and the counts of flows that others have caught up with."""
         self._flows = {flow: line for flow, line in self._flows.items() if line}
@@ -158,9 +152,8 @@ class TokenizerPool:
         """Wait for running work and drop the rest."""
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
-            dropped = self._queue.take_all()
-        for work in dropped:
-            work.future.cancel()
+            while (work := self._queue.take()) is not None:
+                work.future.cancel()
 
     def _take_turn(self) -> None:
         with self._lock:

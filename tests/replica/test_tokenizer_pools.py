@@ -112,7 +112,7 @@ async def test_what_has_not_begun_when_the_lanes_close_is_dropped() -> None:
 
 
 def taken(turns: TextQueue) -> list[tuple[str, int]]:
-    return [(work.share.flow, work.size) for work in turns.take_all()]
+    return [(work.share.flow, work.size) for work in iter(turns.take, None)]
 
 
 def put(turns: TextQueue, *sizes: int, share: Share = A) -> None:
