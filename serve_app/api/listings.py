@@ -381,7 +381,7 @@ class ExplainedPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitState:
-    """How one of the tenant's limits per minute stands."""
+    """How one of the tenant's limits per minute stands. reset_s: until the whole limit is there again"""
 
     limit: Count
     remaining: int

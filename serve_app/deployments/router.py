@@ -93,7 +93,9 @@ class RouterReplica:
         self._rollouts = Rollouts(self._publishing, self._fleet)
         self._batch_tally: Counter[str] = Counter()
         self._metrics = self._metrics_of(router_id)
-        self._accounting = None if self._accounts is None else self._accounting_with(self._accounts, router_id)
+        self._accounting: Accounting | None = None
+        if (ledger := self._accounts) is not None:
+            self._accounting = Accounting(Quotas(router_id, ledger), LedgerWriter(ledger, self._fleet.counts))
         self._tracing = Switch(os.environ)
         cluster = ServeCluster(context.app_name)
         self._waker = Waker(self._fleet, partial(cluster.wake, router_id=router_id))
@@ -179,9 +181,6 @@ class RouterReplica:
         self._accounts = AccountsClient(calls_of(accounts), router_id, grace_s=grace_s, kept=kept, on_look=on_look)
         return self._accounts
 
-    def _accounting_with(self, accounts: AccountsClient, router_id: str) -> Accounting:
-        return Accounting(Quotas(router_id, accounts), LedgerWriter(accounts, self._fleet.counts))
-
     def _metrics_of(self, router_id: str) -> Metrics:
         publishing = self._publishing
         return Metrics(
@@ -250,7 +249,8 @@ class RouterReplica:
                 accounts.batches, router, self._files, answer, accounts.tenant, tally=self._batch_tally
             )
             self._batching = begin(self._batch_worker.run())
-        self._batch_worker.router, self._batch_worker.answer = router, answer
+        else:
+            self._batch_worker.take_over(router, answer)
         return Batches(ask=accounts.batches, files=self._files)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.datastructures import Headers
 from starlette.types import Message
 
@@ -11,6 +9,7 @@ from serve_app.api.paths import Path
 from serve_app.core.batches import REST_S, Answered
 from serve_app.core.tenants import Identity
 from serve_app.http.completions import Completions
+from serve_app.http.exchange import having
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES
 from serve_app.router.batch_worker import Answer
@@ -22,12 +21,6 @@ def line_answers(settings: HttpSettings) -> Answer:
 
     async def answer(router: Router, identity: Identity, path: str, body: bytes, request_id: str) -> Answered:
         sent: list[Message] = []
-        arrived: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if arrived:
-                return arrived.pop()
-            return await asyncio.Future[Message]()  # nobody leaves
 
         async def send(message: Message) -> None:
             sent.append(message)
@@ -35,7 +28,7 @@ def line_answers(settings: HttpSettings) -> Answer:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         state = {"request_id": request_id, "identity": identity}
         scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "state": state}
-        await Completions(router, settings.for_tenant(identity.tenant), STYLES[Path(path)])(scope, receive, send)
+        await Completions(router, settings.for_tenant(identity.tenant), STYLES[Path(path)])(scope, having(body), send)
         told = Headers(raw=sent[0]["headers"])
         text = b"".join(message.get("body", b"") for message in sent[1:])
         return Answered(status=sent[0]["status"], body=text, retry_s=float(told.get("retry-after", REST_S)))

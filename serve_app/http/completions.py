@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import math
@@ -30,15 +29,15 @@ from serve_app.http.exchange import (
     dialect_asked,
     rate_headers,
     read_body,
-    watch,
+    watched,
 )
 from serve_app.http.metrics import Served
 from serve_app.http.settings import HttpSettings
 from serve_app.http.streams import in_time, stream
 from serve_app.http.styles import Style
 from serve_app.router.chat import ResponseRenderer
-from serve_app.router.places import MAX_CHOICES, Places, Rest, Seen
-from serve_app.router.render import StreamRenderer
+from serve_app.router.places import MAX_CHOICES, Places, Seen
+from serve_app.router.render import Rest, StreamRenderer
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from serve_app.router.story import Story
@@ -103,12 +102,9 @@ class Completions:
         """Answer, and stop at once if the client leaves. Return whether it left."""
         has_left = False
         try:
-            async with asyncio.TaskGroup() as group:
-                body = await self._read(Headers(scope=scope), receive, exchange, story=story)
-                if body is not None:
-                    watcher = group.create_task(watch(receive, exchange))
-                    await self._answer(scope, body, exchange, story=story)
-                    watcher.cancel()
+            body = await self._read(Headers(scope=scope), receive, exchange, story=story)
+            if body is not None:
+                await watched(self._answer(scope, body, exchange, story=story), receive, exchange)
         except* ClientGone:
             has_left = True
         return has_left

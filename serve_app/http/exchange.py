@@ -171,11 +171,31 @@ async def _read_pieces(receive: Receive, *, content_length: str | None, max_byte
             return b"".join(pieces)
 
 
-async def watch(receive: Receive, exchange: Exchange) -> None:
-    """Wait for the client to leave. Raises ClientGone if the response was not over by then."""
-    await left(receive)
-    if not exchange.is_over:
-        raise ClientGone
+async def watched(work: Awaitable[object], receive: Receive, exchange: Exchange) -> None:
+    """Do the work of a response, but end it if its client leaves before the response is over.
+
+    Raises what the work raises, and ClientGone, in a group.
+    """
+
+    async def watch() -> None:
+        await left(receive)
+        if not exchange.is_over:
+            raise ClientGone
+
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(watch())
+        await work
+        watcher.cancel()
+
+
+def having(body: bytes) -> Receive:
+    """Return what gives a body that is there already, to an application whose client does not leave."""
+    arrived: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        return arrived.pop() if arrived else await asyncio.Future[Message]()
+
+    return receive
 
 
 async def left(receive: Receive) -> None:

@@ -15,7 +15,7 @@ from serve_app.api.dialects import HEADER
 from serve_app.core.errors import DeadlineExceeded, ServeError, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Identity
-from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, left, rate_headers, read_body
+from serve_app.http.exchange import TOLD_OF_RATES, as_serve_error, having, left, rate_headers, read_body
 from serve_app.http.metrics import Served
 from serve_app.http.streams import in_time
 from serve_app.router.accounts import AccountsClient
@@ -123,18 +123,11 @@ class Idempotent:
 
     async def _compute(self, scope: Scope, body: bytes, recording: Recording) -> bool:
         """Compute the answer in the first client's scope, which counts it once. Return whether to keep it."""
-        sent: list[AsgiMessage] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> AsgiMessage:
-            if sent:
-                return sent.pop()
-            await asyncio.Event().wait()
-            raise AssertionError
 
         async def send(message: AsgiMessage) -> None:
             recording.add(message)
 
-        await self._app(scope, receive, send)
+        await self._app(scope, having(body), send)
         served: Served | None = scope["state"].get("served")
         return served is not None and served.status == 200 and served.is_whole
 

@@ -14,7 +14,7 @@ from serve_app.api.listings import Moment, OpenRequests, QueueState, ScaleState,
 from serve_app.api.sse import dump, event
 from serve_app.core.errors import DeadlineExceeded, Overloaded, ServeError
 from serve_app.core.ledger import CLIENT_LEFT
-from serve_app.http.exchange import ClientGone, Exchange, watch
+from serve_app.http.exchange import ClientGone, Exchange, watched
 from serve_app.http.metrics import Served
 from serve_app.http.streams import in_time
 from serve_app.router.admission import Admission, Reason
@@ -92,10 +92,7 @@ class Live:
         self.num_listeners += 1
         has_left = False
         try:
-            async with asyncio.TaskGroup() as group:
-                watcher = group.create_task(watch(receive, exchange))
-                await self._send_events(exchange, admit_again)
-                watcher.cancel()
+            await watched(self._send_events(exchange, admit_again), receive, exchange)
         except* (ClientGone, DeadlineExceeded):
             has_left = True
         finally:

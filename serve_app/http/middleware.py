@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -129,32 +129,24 @@ def whole_for_http10(scope: Scope, receive: Receive, send: Send) -> Channels:
     The server before us would send chunks, which such a client takes for the body. The server cannot be told to end the
     body by closing the connection. A client that wants to see a stream grow has to ask in HTTP/1.1.
     """
-    return receive, Whole(send).send if scope.get("http_version") == "1.0" else send
+    start: Message | None = None
+    pieces: list[bytes] = []
 
-
-class Whole:
-    """Keeps a response of unknown length until it has ended."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._start: Message | None = None
-        self._pieces: list[bytes] = []
-
-    async def send(self, message: Message) -> None:
+    async def send_whole(message: Message) -> None:
+        nonlocal start
         if message["type"] == "http.response.start" and not _has_length(message):
-            self._start = message
-        elif self._start is None:
-            await self._send(message)
+            start = message
+        elif start is None:
+            await send(message)
         else:
-            self._pieces.append(message.get("body", b""))
+            pieces.append(message.get("body", b""))
             if not message.get("more_body", False):
-                await self._send_whole(self._start)
+                body = b"".join(pieces)
+                length = (b"content-length", str(len(body)).encode())
+                await send({**start, "headers": [*start.get("headers", ()), length]})
+                await send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _send_whole(self, start: Message) -> None:
-        body = b"".join(self._pieces)
-        length = (b"content-length", str(len(body)).encode())
-        await self._send({**start, "headers": [*start.get("headers", ()), length]})
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+    return receive, send_whole if scope.get("http_version") == "1.0" else send
 
 
 def _has_length(message: Message) -> bool:
@@ -214,57 +206,43 @@ def unpacked(scope: Scope, receive: Receive, send: Send) -> Channels:
     encoding = Headers(scope=scope).get(NAME, "").strip().lower()
     if encoding in ("", "identity"):
         return receive, send
-    return Unpacked(receive).receive if encoding in GZIP else _refusing(encoding), send
+    plain = _plain(receive) if encoding in GZIP else _refused(encoding)
+
+    async def receive_plain() -> Message:
+        message = await anext(plain, None)
+        return await receive() if message is None else message
+
+    return receive_plain, send
 
 
-class Unpacked:
-    """A body that is unpacked as it is read."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._stream = zlib.decompressobj(GZIP_WINDOW)
-        self._packed = b""
-        self._has_more = True
-        self._is_over = False
-
-    async def receive(self) -> Message:
-        """Return the next message of the body. Raises InvalidRequest."""
-        if self._is_over:
-            return await self._receive()
-        await asyncio.sleep(0)  # pieces of a body that is here already must not hold up everybody else
-        while True:
-            piece = self._next_piece()
-            self._is_over = not piece and not self._has_more
-            if self._is_over and not self._stream.eof:
-                raise InvalidRequest.refusing(NAME, must=HONEST, found="gzip that ends too early")
-            if piece or self._is_over:
-                return {"type": "http.request", "body": piece, "more_body": not self._is_over}
-            message = await self._receive()
-            if message["type"] != "http.request":
-                return message
-            self._packed += message.get("body", b"")
-            self._has_more = message.get("more_body", False)
-
-    def _next_piece(self) -> bytes:
-        """Return the plain bytes of what is there already; empty where more has to be read."""
-        while self._packed:
-            if self._stream.eof:  # several streams may follow each other
-                self._stream = zlib.decompressobj(GZIP_WINDOW)
+async def _plain(receive: Receive) -> AsyncIterator[Message]:
+    """Yield the messages of a body, unpacked as they are read. Raises InvalidRequest."""
+    stream, has_more = zlib.decompressobj(GZIP_WINDOW), True
+    while has_more:
+        message = await receive()
+        if message["type"] != "http.request":
+            yield message
+            return
+        packed, has_more = message.get("body", b""), message.get("more_body", False)
+        while packed:
+            if stream.eof:  # several streams may follow each other
+                stream = zlib.decompressobj(GZIP_WINDOW)
             try:
-                piece = self._stream.decompress(self._packed, PIECE_BYTES)
+                piece = stream.decompress(packed, PIECE_BYTES)
             except zlib.error:
                 raise InvalidRequest.refusing(NAME, must=HONEST, found="bytes that are no gzip") from None
-            self._packed = self._stream.unused_data or self._stream.unconsumed_tail
+            packed = stream.unused_data or stream.unconsumed_tail
             if piece:
-                return piece
-        return b""
+                yield {"type": "http.request", "body": piece, "more_body": True}
+                await asyncio.sleep(0)  # pieces of a body that is here already must not hold up everybody else
+    if not stream.eof:
+        raise InvalidRequest.refusing(NAME, must=HONEST, found="gzip that ends too early")
+    yield {"type": "http.request", "body": b"", "more_body": False}
 
 
-def _refusing(encoding: str) -> Receive:
-    async def receive() -> Message:
-        raise UnsupportedMediaType.refusing(NAME, must="be gzip or identity", found=shown(encoding))
-
-    return receive
+async def _refused(encoding: str) -> AsyncIterator[Message]:
+    raise UnsupportedMediaType.refusing(NAME, must="be gzip or identity", found=shown(encoding))
+    yield  # it is read as a body
 
 
 FILTERS: tuple[Callable[[Scope, Receive, Send], Channels], ...] = (

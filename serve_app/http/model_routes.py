@@ -16,6 +16,7 @@ from serve_app.api.native import adapters_body, props_body
 from serve_app.api.parse import CHAT, COMPLETION, Body, read_json_object, read_request
 from serve_app.api.paths import Path
 from serve_app.api.tokenize import detokenized, parse_apply_template, parse_detokenize, parse_tokenize
+from serve_app.core.cards import ModelCard
 from serve_app.core.errors import ServeError, Unauthenticated, Unavailable
 from serve_app.core.ledger import CLIENT_LEFT
 from serve_app.core.tenants import Amount
@@ -24,6 +25,7 @@ from serve_app.http.guard import Identify, anybody
 from serve_app.router.inquiries import Explainer, Inquiries
 from serve_app.router.router import Router
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 NO_REPLICA = "No model has a replica that answers."
 
 
@@ -47,22 +49,19 @@ def model_routes(router: Router, inquiries: Inquiries, *, limits: WireLimits, ma
         await router.once_awake(lambda: inquiries.card(model))
         return JSONResponse(detokenized(await inquiries.detokenize(model, token_ids)))
 
-    async def props(request: Request) -> Response:
-        return JSONResponse(props_body(inquiries.card(request.query_params.get("model"))))
+    def told(body: Callable[[ModelCard], object]) -> Endpoint:
+        async def answer(request: Request) -> Response:
+            return JSONResponse(body(inquiries.card(request.query_params.get("model"))))
 
-    async def tokenizer_info(request: Request) -> Response:
-        return JSONResponse(tokenizer_body(inquiries.card(request.query_params.get("model"))))
-
-    async def adapters(request: Request) -> Response:
-        return JSONResponse(adapters_body(inquiries.card(request.query_params.get("model"))))
+        return answer
 
     return [
         route(Path.TOKENIZE, counted(tokenize, router)),
         route(Path.DETOKENIZE, counted(detokenize, router)),
         route(Path.APPLY_TEMPLATE, counted(apply_template, router)),
-        route(Path.TOKENIZER_INFO, tokenizer_info),
-        route(Path.PROPS, props),
-        route(Path.ADAPTERS, adapters),
+        route(Path.TOKENIZER_INFO, told(tokenizer_body)),
+        route(Path.PROPS, told(props_body)),
+        route(Path.ADAPTERS, told(adapters_body)),
     ]
 
 
@@ -70,9 +69,6 @@ async def answer_nobody(request: Request, error: Exception) -> Response:
     """Answer a request whose client left while its body was read; the response reaches nobody."""
     assert isinstance(error, ClientGone)
     return Response(status_code=CLIENT_LEFT)
-
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def counted(endpoint: Endpoint, router: Router) -> Endpoint:
@@ -111,7 +107,11 @@ def explain_route(router: Router, inquiries: Inquiries, *, limits: WireLimits, m
         kind: Body[Any] = COMPLETION if members.get("messages") is None else CHAT
         asked = read_request(kind, members, limits, dialect=dialect)
         parts = await explainer.explain(asked)
-        return JSONResponse(explanation_body(asked, members, kind.table, parts, limits=explainer.limits))
+        return JSONResponse(
+            explanation_body(
+                asked, members, kind.table, parts, limits={meter.value: each for meter, each in router.rates.items()}
+            )
+        )
 
     return route(Path.EXPLAIN, counted(explain, router))
 

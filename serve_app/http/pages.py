@@ -123,14 +123,13 @@ def console_routes() -> list[Route]:
 def static_files() -> Mapping[str, StaticFile]:
     """Return the console's files by name, read once."""
     folder = files("serve_app.http").joinpath("pages/console")
-    kinds = {each.name: KINDS.get(each.name.rpartition(".")[2]) for each in folder.iterdir()}
-    return MappingProxyType(
-        {name: _read(folder.joinpath(name).read_bytes(), kind) for name, kind in kinds.items() if kind}
-    )
-
-
-def _read(content: bytes, kind: str) -> StaticFile:
-    return StaticFile(content=content, kind=kind, tag=f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+    found = {}
+    for each in folder.iterdir():
+        if kind := KINDS.get(each.name.rpartition(".")[2]):
+            content = each.read_bytes()
+            tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+            found[each.name] = StaticFile(content=content, kind=kind, tag=tag)
+    return MappingProxyType(found)
 
 
 MAX_DOCUMENTS = 32

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from serve_app.core.adapters import AdapterSet
@@ -30,10 +30,10 @@ TIMEOUT_S = 2.0
 ADMINISTRATION_TIMEOUT_S = 20.0
 
 
-class Call(Protocol):
-    """Calls a method of Accounts. Raises the ServeError that it answers, and Unavailable where it does not answer."""
-
-    def __call__(self, method: str, *arguments: object, timeout_s: float) -> Awaitable[Any]: ...
+Call = Callable[..., Awaitable[Any]]
+"""Calls a method of Accounts: its name, arguments, `timeout_s`. Raises the ServeError that it answers, and Unavailable
+where it does not answer.
+"""
 
 
 class AccountsClient:

@@ -138,12 +138,11 @@ class Ticket:
     @contextmanager
     def resting(self) -> Iterator[None]:
         """Hold only a place among the open requests meanwhile: no replica is there yet. Wait for a turn afterwards."""
-        self._admission.rest(self)
         try:
-            yield
+            with self._admission.resting(self):
+                yield
         finally:
             self._end = _nothing_to_end
-            self._admission.count(self)
 
     def ends_by(self, end: Callable[[ServeError], None]) -> None:
         """Say how to end the request if the router stops, or its key is revoked, before it is over."""
@@ -293,14 +292,15 @@ class Admission:
         for model in sorted(ticket.sizes):
             await self._gates[model].turns.wait(ticket, ticket.share, ticket.sizes[model])
 
-    def rest(self, ticket: Ticket) -> None:
-        """Take a ticket that has not grown out of what models count, and end its turn."""
+    @contextmanager
+    def resting(self, ticket: Ticket) -> Iterator[None]:
+        """Take a ticket that has not grown out of what models count meanwhile, and end its turn."""
         self._unknown[ticket.share.flow] -= 1
         self._door.turns.leave(ticket, ticket.share.flow)
-
-    def count(self, ticket: Ticket) -> None:
-        """Undo `rest`, but for the turn."""
-        self._unknown[ticket.share.flow] += 1
+        try:
+            yield
+        finally:
+            self._unknown[ticket.share.flow] += 1
 
     def fail(self, ticket: Ticket, error: ServeError) -> None:
         """End the ticket's wait for its turn, if it waits."""

@@ -62,11 +62,10 @@ class Pace:
     busy time goes by, with or without completions.
     """
 
-    def __init__(self, belief: float, *, now: float, belief_s: float = BELIEF_S) -> None:
-        """belief_s: busy seconds that the belief weighs as much as"""
+    def __init__(self, belief: float, *, now: float) -> None:
         assert belief > 0, "a pace of nothing predicts nothing"
-        self._num_completed = belief * belief_s
-        self._busy_s = belief_s
+        self._num_completed = belief * BELIEF_S
+        self._busy_s = BELIEF_S
         self._noted_at = now
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from serve_app.api.parse import check_depth
 from serve_app.core.batches import MAX_LINES, BatchCard, Checked, InputError, Kept, NewFile
@@ -36,10 +36,8 @@ REASONS = {
 }
 
 
-class Ask(Protocol):
-    """Calls a method of Accounts that is about batches. Raises the ServeError that it answers."""
-
-    def __call__(self, method: str, *arguments: object) -> Awaitable[object]: ...
+Ask = Callable[..., Awaitable[object]]
+"""Calls a method of Accounts that is about batches, with its arguments. Raises the ServeError that it answers."""
 
 
 class BatchFiles:

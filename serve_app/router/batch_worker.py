@@ -12,7 +12,7 @@ from contextlib import suppress
 from contextvars import Context
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any
 
 from serve_app.core.batches import (
     AGAIN,
@@ -62,12 +62,8 @@ FAILED_REST_S = 15.0
 """For so long a batch rests of which a file cannot be read or written."""
 
 
-class Answer(Protocol):
-    """Computes one request as its route would: router of its tenant, identity, path, body, id of the request."""
-
-    def __call__(
-        self, router: Router, identity: Identity, path: str, body: bytes, request_id: str
-    ) -> Awaitable[Answered]: ...
+Answer = Callable[[Router, Identity, str, bytes, str], Awaitable[Answered]]
+"""Computes one request as its route would: router of its tenant, identity, path, body, id of the request."""
 
 
 class LineRows(LedgerWriter):
@@ -90,7 +86,7 @@ class BatchWorker:
     A line begins only where its model has a slot beside all requests that are admitted, so batches give way to whoever
     waits. A line that is refused for a limit, for want of room or of a replica, lets its batch rest and comes again.
 
-    router, answer: may be exchanged;  clock: seconds, monotonic
+    clock: seconds, monotonic
     tenant_of: who a batch is of, as it is now
     tally:  numbers of lines, by LINE_STATES and OUTCOMES
     """
@@ -109,7 +105,6 @@ class BatchWorker:
         self._clock = clock
         self.tally: Counter[str] = Counter() if tally is None else tally
         self._ask, self._files, self._tenant_of = ask, files, tenant_of
-        self.answer = answer
         self._rows = LineRows()
         self._views: dict[str, tuple[Tenant, Router]] = {}
         self._open: dict[str, BatchCard] = {}
@@ -123,15 +118,11 @@ class BatchWorker:
         self._swept_at = self._clock()
         self._is_reached = True
         self._is_short = asyncio.Event()  # Accounts are to be asked soon
-        self.router = router
+        self.take_over(router, answer)
 
-    @property
-    def router(self) -> Router:
-        return self._router
-
-    @router.setter
-    def router(self, router: Router) -> None:
-        self._router = router
+    def take_over(self, router: Router, answer: Answer) -> None:
+        """Compute by these from now on."""
+        self._router, self.answer = router, answer
         self._views.clear()
 
     @property
@@ -166,7 +157,7 @@ class BatchWorker:
         """Bring results, and begin what Accounts give. Raises ServeError; results are brought again then."""
         self._is_short.clear()
         results = dict(self._results)
-        held = [*self._tasks, *(line.key for line in self._ready), *results]
+        held = self._held
         counts, accounting = self._router.fleet.counts, self._router.accounting
         counted = counts.take() if results else []
         prices = None if accounting is None else accounting.prices
@@ -183,7 +174,7 @@ class BatchWorker:
             self._is_short.set()  # its lines are asked for with the next call
         self._open = {batch.id: batch for batch in work.batches}
         self._forget_ended()
-        mine = {*self._tasks, *(line.key for line in self._ready), *self._results}
+        mine = set(self._held)
         self._ready = in_turn([*self._ready, *(line for line in work.lines if line.key not in mine)])
         for batch in work.batches:
             rests = self._rests_until.get(batch.id, 0.0) > self._clock()
@@ -217,8 +208,11 @@ class BatchWorker:
 
     def _of(self, batch_id: str) -> set[Key]:
         """Return what this router holds of a batch."""
-        keys = (*self._tasks, *(line.key for line in self._ready), *self._results)
-        return {key for key in keys if key[0] == batch_id and key[1]}
+        return {key for key in self._held if key[0] == batch_id and key[1]}
+
+    @property
+    def _held(self) -> list[Key]:
+        return [*self._tasks, *(line.key for line in self._ready), *self._results]
 
     def _forget_ended(self) -> None:
         self._ready = deque(each for each in self._ready if self._is_on(each.batch))

@@ -77,7 +77,12 @@ class Calls:
 
     def tell(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> asyncio.Task[bool]:
         """Have something said of requests, in the order of these calls. False where the replica did not hear it."""
-        return self.spawn(self._tell_in_order(tell, request_ids, names))
+
+        async def in_order() -> bool:
+            async with self._flow:  # in the order they were spawned in: a pause must not overtake its resumption
+                return await self._tell(tell, request_ids, names)
+
+        return self.spawn(in_order())
 
     async def _submit(self, requests: Sequence[GenerationRequest]) -> ServeError | bool:
         request_ids = [request.request_id for request in requests]
@@ -107,11 +112,6 @@ class Calls:
         """Abort what was submitted and not answered. Where it overtakes them or is not heard nothing is lost."""
         with suppress(Exception):
             await self._backend.abort(self._router_id, request_ids)
-
-    async def _tell_in_order(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> bool:
-        """One after the other, in the order they were spawned in: a pause must not overtake its resumption."""
-        async with self._flow:
-            return await self._tell(tell, request_ids, names)
 
     async def _tell(self, tell: Tell, request_ids: Sequence[str], names: Sequence[str]) -> bool:
         """Say something of requests once their submissions are answered; False where the replica did not hear it."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from serve_app.core.backend import Backend
-from serve_app.core.cards import NO_SCALES, ModelCard, ReplicaCard, Scale
+from serve_app.core.cards import ModelCard, ReplicaCard, Scale
 from serve_app.core.errors import ServeError
 from serve_app.router.patience import patience
+from serve_app.router.publishing import HELLO_TIMEOUT_S, Publishing
 
 logger = logging.getLogger(__name__)
 
@@ -20,9 +21,9 @@ PERIOD_S = 1.0
 HURRIED_PERIOD_S, LEAST_PERIOD_S = 0.15, 0.05
 ANSWER_S = 2.0
 """A cluster that does not tell its applications for so long is asked on, while those of before are greeted."""
-HELLO_TIMEOUT_S, ALONE_TIMEOUT_S = 2.0, 0.5
-"""For the answers of all replicas, and for that of one which was not among them and is asked alone: what fails does so
-at once. Both and a period must fit a replica's lease: leases are renewed by hellos."""
+ALONE_TIMEOUT_S = 0.5
+"""For the answer of one which was not among all replicas (`HELLO_TIMEOUT_S`) and is asked alone: what fails does so at
+once. Both and a period must fit a replica's lease: leases are renewed by hellos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,36 +80,18 @@ class Cluster(Protocol):
         ...
 
 
-class Replicas(Protocol):
-    """The fleet, as far as discovery goes."""
-
-    def put(self, card: ReplicaCard, backend: Backend) -> object: ...
-
-    def hear(self, card: ReplicaCard) -> None: ...
-
-    def remove(self, replica_id: str) -> None: ...
-
-    def rest(self, model: str, card: ModelCard | None) -> None: ...
-
-    def is_done_with(self, replica_id: str) -> bool: ...
-
-    def expect(
-        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
-    ) -> None: ...
-
-
 class Discovery:
-    """Owns the ways to the replicas of each application; tells the fleet of every difference.
+    """Owns the ways to the replicas of each application; tells of every difference.
 
     on_deleted: called with every look from the one on which finds the router's own application going
     running: models of which a replica took requests at the last look; None before the cluster has told its applications
     """
 
     def __init__(
-        self, cluster: Cluster, fleet: Replicas, router_id: str, *, on_deleted: Callable[[], None] = lambda: None
+        self, cluster: Cluster, publishing: Publishing, router_id: str, *, on_deleted: Callable[[], None] = lambda: None
     ) -> None:
         self._cluster = cluster
-        self._fleet = fleet
+        self._publishing, self._fleet = publishing, publishing.fleet
         self._router_id = router_id
         self._on_deleted = on_deleted
         self._known: dict[str, dict[str, Backend]] = {}
@@ -180,7 +163,7 @@ class Discovery:
         known = self._known.setdefault(application, {})
         sighting = await self._greet(application)
         (self._asleep.add if sighting.asleep else self._asleep.discard)(application)
-        self._fleet.rest(model, sighting.asleep)
+        self._publishing.rest(model, sighting.asleep)
         for card in sighting.cards:
             self._meet(application, card)
         missing = known.keys() - {card.replica_id for card in sighting.cards}
@@ -214,12 +197,12 @@ class Discovery:
         if card.replica_id not in known:
             known[card.replica_id] = self._cluster.backend(application, card.replica_id)
         self._heard[card.replica_id] = card.news.until
-        self._fleet.put(card, known[card.replica_id])
+        self._publishing.put(card, known[card.replica_id])
 
     def _forget(self, application: str, replica_id: str) -> None:
         """Use the replica no more. It may still drain, so its lease is renewed until it cannot be reached."""
         self._leaving[replica_id] = application, self._known[application].pop(replica_id)
-        self._fleet.remove(replica_id)
+        self._publishing.remove(replica_id)
 
     async def _renew(self, replica_id: str) -> None:
         """Renew the lease, but not of an idle replica of a sleeping model: Serve would take the call for a request."""

@@ -51,16 +51,9 @@ class Fleet:
     `expect` with the models that ought to exist.
     """
 
-    def __init__(
-        self,
-        router_id: str,
-        *,
-        aliases: Mapping[str, object] | None = None,
-        loading_retry_s: float = LOADING_RETRY_S,
-    ) -> None:
+    def __init__(self, router_id: str, *, aliases: Mapping[str, object] | None = None) -> None:
         self.router_id = router_id
         self.aliases = read_aliases(aliases or {})  # raises where they contradict themselves
-        self._loading_retry_s = loading_retry_s
         self._links: dict[str, ReplicaLink] = {}
         self._retired: dict[str, ReplicaLink] = {}
         self._expected: frozenset[str] = frozenset()
@@ -287,10 +280,10 @@ class Fleet:
 
     def not_ready(self, name: str, what: str = NOT_READY) -> ModelLoading:
         what = FAILED if name in self.failed else what
-        facts: dict[str, float | str] = {"retry_after_s": self._loading_retry_s}
+        facts: dict[str, float | str] = {"retry_after_s": LOADING_RETRY_S}
         if name in self.asleep:
             what, facts = SLEEPS, facts | {ASLEEP: name}
-        return ModelLoading(f"{what.format(name)}; retry in {self._loading_retry_s:g} s.", "model", facts)
+        return ModelLoading(f"{what.format(name)}; retry in {LOADING_RETRY_S:g} s.", "model", facts)
 
     async def close(self) -> None:
         """Leave every replica."""

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.listings import ExplainedPart, LimitState, Room
+from serve_app.api.listings import ExplainedPart, Room
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, ModelLoading, ReplicaLost
 from serve_app.core.names import ModelRef
@@ -83,14 +83,6 @@ class Explainer:
     def __init__(self, router: Router, inquiries: Inquiries) -> None:
         self._router = router
         self._inquiries = inquiries
-
-    @property
-    def limits(self) -> dict[str, LimitState]:
-        """The tenant's limits per minute."""
-        return {
-            meter.value: LimitState(limit=rate.limit, remaining=rate.remaining, reset_s=rate.reset_s)
-            for meter, rate in self._router.rates.items()
-        }
 
     async def explain(self, request: CompletionRequest) -> list[ExplainedPart]:
         """Each prompt for each model, in the order of their choices. Raises whatever the request itself would.

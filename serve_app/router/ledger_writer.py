@@ -25,10 +25,10 @@ class LedgerWriter:
     With the rows goes what replicas counted, read after them, so that no row tells of more than was counted.
     """
 
-    def __init__(self, ledger: AccountsClient, counts: Counts, *, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, ledger: AccountsClient, counts: Counts) -> None:
         self._ledger = ledger
         self._counts = counts
-        self._rows: deque[Row] = deque(maxlen=max_rows)
+        self._rows: deque[Row] = deque(maxlen=MAX_ROWS)
         self._is_flushing = asyncio.Lock()
 
     @property

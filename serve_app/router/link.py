@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from serve_app.core.backend import Backend
 from serve_app.core.cards import ReplicaCard
@@ -20,7 +20,6 @@ from serve_app.core.names import ModelRef
 from serve_app.core.request import GenerationRequest
 from serve_app.router.admission import Room
 from serve_app.router.calls import Calls, replica_lost
-from serve_app.router.placement import LEARNING, Guess
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +31,50 @@ QUIET_LOOKS, SILENT_LOOKS = 10, 16
 A replica sends a frame every second, four looks; a router that stands still does not look."""
 MIN_MEASURED = 64
 """Tokens of a prompt that tell of the pace: below it, most of the time is the way there and back."""
+LEARNING = 1 / 16
+"""Weight of a new observation."""
+
+
+@dataclass(slots=True)
+class Habits:
+    """What requests to one base are like, as averages that follow the last requests.
+
+    bytes_per_token:   of prompts
+    prompt_tokens:     of a prompt that had to be computed;  completion_tokens: of a sequence
+    trust:             of the tokens that were believed warm, the part that was
+    """
+
+    bytes_per_token: float = 4.0
+    prompt_tokens: float = 64.0
+    completion_tokens: float = 64.0
+    trust: float = 1.0
+
+    def learn_prompt(self, guess: Guess, report: PromptReport) -> None:
+        """Compare what was guessed of a prompt with what its replica says."""
+        num_tokens = report.num_tokens + report.num_dropped_tokens
+        if guess.num_bytes and num_tokens:
+            self.bytes_per_token += LEARNING * (guess.num_bytes / num_tokens - self.bytes_per_token)
+        self.prompt_tokens += LEARNING * (report.num_tokens - report.num_cached_tokens - self.prompt_tokens)
+        if guess.num_warm:
+            found = min(1.0, report.num_cached_tokens / guess.num_warm)
+            self.trust += LEARNING * (found - self.trust)
+
+    def learn_completion(self, num_tokens: int) -> None:
+        self.completion_tokens += LEARNING * (num_tokens - self.completion_tokens)
+
+
+class Guess(NamedTuple):
+    """What a router expects of a prompt at the replica that it chose.
+
+    num_bytes:   of the prompt
+    num_warm:    of its tokens, believed to be cached there
+    num_missing: of its tokens, to be computed there
+    """
+
+    habits: Habits
+    num_bytes: int = 0
+    num_warm: float = 0.0
+    num_missing: float = 0.0
 
 
 class ReplicaLink:

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
 from statistics import median
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple
 
 from serve_app.core.cards import ReplicaCard, Residency
-from serve_app.core.delta import PromptReport
 from serve_app.core.prefixes import ENDS, Prefixes, prefixes_of
 from serve_app.core.request import GenerationRequest
+from serve_app.router.link import Guess, Habits, ReplicaLink
 
 PlacementPolicy = Literal["warm", "least_work", "power_of_two", "random"]
 
@@ -38,77 +38,6 @@ TOKENS_PER_S = 1000.0
 """The pace of replicas before any is measured."""
 SAME_PACE = 2.0
 """Replicas within this factor of the middle pace count as equally fast: company and chance slow a measurement."""
-LEARNING = 1 / 16
-"""Weight of a new observation."""
-
-
-class Replica(Protocol):
-    """A replica that may get a prompt, as a router knows it.
-
-    work:     sequences it has, running and waiting, those of other routers included
-    capacity: what its work is relative to; equal for equal machines
-    num_foreign: of its work, sequences of other routers
-    num_prompt_tokens: of this router's prompts there, still to be computed
-    pace:     prompt tokens that it computes per second, as measured; None where nothing was
-    """
-
-    @property
-    def replica_id(self) -> str: ...
-    @property
-    def work(self) -> int: ...
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def num_foreign(self) -> int: ...
-    @property
-    def num_prompt_tokens(self) -> int: ...
-    @property
-    def pace(self) -> float | None: ...
-
-
-AnyReplica = TypeVar("AnyReplica", bound=Replica)
-
-
-@dataclass(slots=True)
-class Habits:
-    """What requests to one base are like, as averages that follow the last requests.
-
-    bytes_per_token:   of prompts
-    prompt_tokens:     of a prompt that had to be computed;  completion_tokens: of a sequence
-    trust:             of the tokens that were believed warm, the part that was
-    """
-
-    bytes_per_token: float = 4.0
-    prompt_tokens: float = 64.0
-    completion_tokens: float = 64.0
-    trust: float = 1.0
-
-    def learn_prompt(self, guess: Guess, report: PromptReport) -> None:
-        """Compare what was guessed of a prompt with what its replica says."""
-        num_tokens = report.num_tokens + report.num_dropped_tokens
-        if guess.num_bytes and num_tokens:
-            self.bytes_per_token += LEARNING * (guess.num_bytes / num_tokens - self.bytes_per_token)
-        self.prompt_tokens += LEARNING * (report.num_tokens - report.num_cached_tokens - self.prompt_tokens)
-        if guess.num_warm:
-            found = min(1.0, report.num_cached_tokens / guess.num_warm)
-            self.trust += LEARNING * (found - self.trust)
-
-    def learn_completion(self, num_tokens: int) -> None:
-        self.completion_tokens += LEARNING * (num_tokens - self.completion_tokens)
-
-
-class Guess(NamedTuple):
-    """What a router expects of a prompt at the replica that it chose.
-
-    num_bytes:   of the prompt
-    num_warm:    of its tokens, believed to be cached there
-    num_missing: of its tokens, to be computed there
-    """
-
-    habits: Habits
-    num_bytes: int = 0
-    num_warm: float = 0.0
-    num_missing: float = 0.0
 
 
 @dataclass(slots=True)
@@ -122,10 +51,10 @@ class Given:
 NOTHING = Given()
 
 
-class Offer(NamedTuple, Generic[AnyReplica]):
+class Offer(NamedTuple):
     """What a prompt costs at a replica, in seconds: own_s without what waits there."""
 
-    replica: AnyReplica
+    replica: ReplicaLink
     guess: Guess
     own_s: float
     cost_s: float
@@ -160,7 +89,7 @@ class Round:
     placement: Placement
     given: dict[str, Given] = field(default_factory=dict)
 
-    def choose(self, request: GenerationRequest, replicas: Sequence[AnyReplica]) -> tuple[AnyReplica, Guess]:
+    def choose(self, request: GenerationRequest, replicas: Sequence[ReplicaLink]) -> tuple[ReplicaLink, Guess]:
         """Return the replica for a prompt, and what is expected of it there. `replicas` are one at least."""
         habits = self.placement.habits_of(request.model.base)
         turn = self.placement.turn % len(replicas)
@@ -181,13 +110,13 @@ class Round:
         self.placement.turn = replicas.index(replica) + 1
         return replica, guess
 
-    def _idlest(self, replicas: Sequence[AnyReplica]) -> AnyReplica:
+    def _idlest(self, replicas: Sequence[ReplicaLink]) -> ReplicaLink:
         """Return the replica with the fewest sequences for its size."""
         return min(replicas, key=lambda each: (each.work + self._given(each).work) / max(1, each.capacity))
 
     def _warmest(
-        self, request: GenerationRequest, replicas: Sequence[AnyReplica], habits: Habits
-    ) -> tuple[AnyReplica, Guess]:
+        self, request: GenerationRequest, replicas: Sequence[ReplicaLink], habits: Habits
+    ) -> tuple[ReplicaLink, Guess]:
         """Return the replica where the prompt costs least, by `offers`, and remember what it will hold."""
         prefixes, warmth = prefixes_of(request), self.placement.warmth
         versions = tuple(part.version for part in request.model.parts)
@@ -202,8 +131,8 @@ class Round:
         return best.replica, best.guess
 
     def _offers(
-        self, prefixes: Prefixes, versions: Sequence[str], replicas: Sequence[AnyReplica], habits: Habits
-    ) -> list[Offer[AnyReplica]]:
+        self, prefixes: Prefixes, versions: Sequence[str], replicas: Sequence[ReplicaLink], habits: Habits
+    ) -> list[Offer]:
         """Return what a prompt costs at each replica."""
         warmth, num_tokens = self.placement.warmth, prefixes.num_bytes / habits.bytes_per_token
         depths = warmth.depths(prefixes.names, [each.replica_id for each in replicas])
@@ -218,18 +147,18 @@ class Round:
             offers.append(Offer(replica, guess, own_s, own_s + queue_s))
         return offers
 
-    def _given(self, replica: Replica) -> Given:
+    def _given(self, replica: ReplicaLink) -> Given:
         return self.given.get(replica.replica_id, NOTHING)
 
 
-def queued(replica: Replica, habits: Habits) -> float:
+def queued(replica: ReplicaLink, habits: Habits) -> float:
     """Return the tokens that a replica has to compute, as far as can be known here."""
     return (
         replica.num_prompt_tokens + replica.num_foreign * habits.prompt_tokens + replica.work * habits.completion_tokens
     )
 
 
-def within_bound(replicas: Sequence[AnyReplica], size: int) -> Sequence[AnyReplica]:
+def within_bound(replicas: Sequence[ReplicaLink], size: int) -> Sequence[ReplicaLink]:
     """Return the replicas that may get so many more sequences: all, or while one idles those near their share."""
     if all(each.work for each in replicas):
         return replicas

@@ -11,15 +11,14 @@ tokens of a prompt that was lost count again, but for those that the client was 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import Protocol
 
 from serve_app.api.error_text import shown
 from serve_app.core.errors import InvalidRequest
-from serve_app.core.progress import Place, before, behind
+from serve_app.core.progress import Place
 from serve_app.router.inbox import Event
 
 NAME = "Last-Event-ID"
@@ -66,7 +65,7 @@ def signed(text: str, secret: bytes) -> bytes:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Choice:
+class SeenChoice:
     """What a client has of one choice. num_left: events of its end that it lacks"""
 
     place: Place
@@ -78,7 +77,7 @@ class _Choice:
 class Seen:
     """What a client has of a stream, by choice. num_behind: events behind the last choice"""
 
-    choices: Mapping[int, _Choice] = field(default_factory=dict)
+    choices: Mapping[int, SeenChoice] = field(default_factory=dict)
     num_behind: int = 0
 
     @property
@@ -98,73 +97,7 @@ def read_places(text: str, secret: bytes) -> Seen:
     for index, entry in enumerate(of_choices.split(",")):
         if (found := ENTRY.fullmatch(entry)) is not None:
             chars, tokens, logprobs = (int(each or 0) for each in found.groups()[:3])
-            choices[index] = _Choice(
+            choices[index] = SeenChoice(
                 place=(tokens, chars, logprobs), has_ended=bool(found[4]), num_left=int(found[5] or 0)
             )
     return Seen(choices=choices, num_behind=int(of_tail or 0))
-
-
-class Identified(Protocol):
-    """Writes the events of a run in pieces, each an event of the stream."""
-
-    def pieces(self, event: Event) -> Sequence[bytes]: ...
-
-    def tail_pieces(self) -> Sequence[bytes]: ...
-
-
-class Rest:
-    """Writes what a client lacks of a stream that is told from its beginning.
-
-    A choice ends behind all that the client has seen end: the last one of all may end otherwise than others.
-    """
-
-    def __init__(self, renderer: Identified, seen: Seen) -> None:
-        self._renderer = renderer
-        self._unseen = dict(seen.choices)
-        self._num_behind = seen.num_behind
-        self._early: list[Event] = []
-
-    def chunks(self, event: Event) -> bytes:
-        """Return what this event allows to be sent, if anything."""
-        choice = self._unseen.get(event.index)
-        has_ended = choice is not None and choice.has_ended
-        if event.delta.finish is not None and not has_ended and self._awaits_ends:
-            self._early.append(event)
-            return b""
-        told = self._told(event, choice)
-        if has_ended and event.delta.finish is not None:
-            del self._unseen[event.index]
-            if not self._awaits_ends:
-                early, self._early = self._early, []
-                told += b"".join([self._told(each, self._unseen.get(each.index)) for each in early])
-        return told
-
-    @property
-    def _awaits_ends(self) -> bool:
-        return any(each.has_ended for each in self._unseen.values())
-
-    def _told(self, event: Event, choice: _Choice | None) -> bytes:
-        if choice is None:
-            return b"".join(self._renderer.pieces(event))
-        delta = event.delta
-        if choice.has_ended:
-            pieces = self._renderer.pieces(event)
-            return b"".join(pieces[len(pieces) - choice.num_left :]) if delta.finish is not None else b""
-        at = choice.place
-        self._renderer.pieces(replace(event, delta=before(delta, at)))
-        rest = replace(behind(delta, at), prompt=None)
-        tokens, chars, logprobs = at
-        choice.place = left = (
-            max(0, tokens - len(delta.token_ids)),
-            max(0, chars - len(delta.text)),
-            max(0, logprobs - len(delta.logprobs)),
-        )
-        if left != (0, 0, 0) and delta.finish is None:
-            return b""
-        del self._unseen[event.index]
-        has_more = rest.text or rest.token_ids or not rest.is_bare
-        return b"".join(self._renderer.pieces(replace(event, delta=rest))) if has_more else b""
-
-    def tail(self) -> bytes:
-        """Return what ends the stream."""
-        return b"".join(self._renderer.tail_pieces()[self._num_behind :])

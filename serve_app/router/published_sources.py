@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from serve_app.core.adapters import AdapterSet
 from serve_app.core.errors import Unavailable
+from serve_app.router.accounts import AccountsClient
 from serve_app.tenants.errors import StoreUnavailable
 from serve_app.tenants.published import Change, PublishedFile, changed
 
@@ -18,25 +18,12 @@ PERIOD_S = 0.5
 """Between looks for what another router has published."""
 
 
-class Source(Protocol):
-    """Where the set of published adapters is kept."""
-
-    @property
-    def published(self) -> AdapterSet | None:
-        """The set as heard of last; None before it was heard of."""
-        ...
-
-    async def look(self) -> None:
-        """Hear what the set is now. Where nobody answers, what was heard stays."""
-        ...
-
-    async def change_adapters(self, change: Change) -> AdapterSet:
-        """Carry out a change, and return the set after it. Raises ServeError; then nothing was changed."""
-        ...
-
-
 class FileSource:
-    """A file that all routers of one machine share. on_look: called after every look"""
+    """A file that all routers of one machine share.
+
+    published: the set as heard of last; None before it was heard of
+    on_look:   called after every look
+    """
 
     def __init__(self, file: PublishedFile, *, on_look: Callable[[], None] = lambda: None) -> None:
         self.published: AdapterSet | None = None
@@ -53,6 +40,7 @@ class FileSource:
             await asyncio.sleep(PERIOD_S)
 
     async def look(self) -> None:
+        """Hear what the set is now. Where nobody answers, what was heard stays."""
         try:
             async with self._turn:
                 await asyncio.to_thread(self._read)
@@ -64,6 +52,7 @@ class FileSource:
         self._on_look()
 
     async def change_adapters(self, change: Change) -> AdapterSet:
+        """Carry out a change, and return the set after it. Raises ServeError; then nothing was changed."""
         try:
             after = await asyncio.to_thread(self._file.change, change)
         except StoreUnavailable as error:
@@ -90,3 +79,7 @@ class MemorySource:
     async def change_adapters(self, change: Change) -> AdapterSet:
         self.published = changed(self.published, change)
         return self.published
+
+
+Source = AccountsClient | FileSource | MemorySource
+"""Where the set of published adapters is kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,10 +22,9 @@ from serve_app.catalog.sources import Source as AdapterSource
 from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.backend import Backend
-from serve_app.core.cards import NO_SCALES, AdapterCard, ModelCard, ReplicaCard, Scale
+from serve_app.core.cards import AdapterCard, ModelCard, ReplicaCard
 from serve_app.core.errors import Forbidden, InvalidRequest, ModelNotFound, ReplicaLost, ServeError, Unavailable
 from serve_app.core.tenants import Rights
-from serve_app.router.discovery import HELLO_TIMEOUT_S
 from serve_app.router.fleet import Fleet
 from serve_app.router.link import ReplicaLink
 from serve_app.router.patience import begin
@@ -36,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+HELLO_TIMEOUT_S = 2.0
 HEARING_PERIOD_S = 0.05
 APPLYING_S = 120.0
 HEARING_S = 30.0
@@ -62,7 +62,7 @@ ROLLOUT = Publisher(name="rollout")
 
 
 class Publishing:
-    """Brings what is published to every replica. Discovery tells it of replicas, in the place of the fleet.
+    """Brings what is published to every replica. Discovery tells it of those that come, rest and go, not the fleet.
 
     A replica that starts joins the fleet when it has applied the set; until then it takes no requests.
 
@@ -82,7 +82,7 @@ class Publishing:
     ) -> None:
         self.roots = tuple(roots)
         self.refused: dict[tuple[str, str], str] = {}
-        self._fleet = fleet
+        self.fleet = fleet
         self._source = source or MemorySource()
         self._applying_s = applying_s
         self._clock = clock
@@ -105,7 +105,7 @@ class Publishing:
         published = self._source.published
         is_behind = published is None or card.model.adapters_revision < published.revision
         if is_behind and card.replica_id not in self._joined:
-            self._fleet.hear(card)
+            self.fleet.hear(card)
             self._waiting[card.replica_id] = card, backend
         else:
             self._join(card, backend)
@@ -118,15 +118,12 @@ class Publishing:
         applied_at = self._applied_at.get(card.replica_id, 0.0)
         return self._clock() - applied_at >= RETRY_S and any(each.may_come for each in card.model.adapters)
 
-    def hear(self, card: ReplicaCard) -> None:
-        self._fleet.hear(card)
-
     def remove(self, replica_id: str) -> None:
         for known in (self._waiting, self._joined, self._models, self._applied_at):
             known.pop(replica_id, None)
         if (task := self._applying.pop(replica_id, None)) is not None:
             task.cancel()
-        self._fleet.remove(replica_id)
+        self.fleet.remove(replica_id)
 
     def rest(self, model: str, card: ModelCard | None) -> None:
         """Note that a model sleeps, with what is published of it."""
@@ -135,15 +132,7 @@ class Publishing:
             for each in self.known.of(model):
                 found[each.name] = AdapterCard(name=each.name, version=each.version, root=each.path)
             card = replace(card, adapters=tuple(each for name, each in sorted(found.items()) if name not in gone))
-        self._fleet.rest(model, card)
-
-    def is_done_with(self, replica_id: str) -> bool:
-        return self._fleet.is_done_with(replica_id)
-
-    def expect(
-        self, models: Iterable[str], failed: Iterable[str] = (), scales: Mapping[str, Scale] = NO_SCALES
-    ) -> None:
-        self._fleet.expect(models, failed, scales)
+        self.fleet.rest(model, card)
 
     def refresh(self) -> None:
         """Bring what was heard of the set to the replicas that are behind. Never waits."""
@@ -154,7 +143,7 @@ class Publishing:
                 self._join(card, backend)
             else:
                 self._push(card.replica_id, backend, published)
-        for link in self._fleet.links_of():
+        for link in self.fleet.links_of():
             if link.card.model.adapters_revision < published.revision:
                 self._push(link.replica_id, link.backend, published)
 
@@ -222,18 +211,18 @@ class Publishing:
     def listed(self) -> list[ListedAdapter]:
         """Return every adapter by address: published ones, and those in models' folders."""
         names = {(each.base, each.name) for each in self.known.adapters}
-        names |= {(base, each.name) for base, card in self._fleet.cards.items() for each in card.adapters}
+        names |= {(base, each.name) for base, card in self.fleet.cards.items() for each in card.adapters}
         names |= self.refused.keys()
         return [self.entry(*each) for each in sorted(names)]
 
     def entry(self, base: str, name: str) -> ListedAdapter:
         """Return one adapter as it is served now."""
         published = self.known.find(base, name)
-        card = self._fleet.cards[base].adapter(name) if base in self._fleet.cards else None
+        card = self.fleet.cards[base].adapter(name) if base in self.fleet.cards else None
         version, path = (card.version, card.root) if card is not None else ("", "")
         if published is not None:
             version, path = published.version, published.path
-        links = self._fleet.links_of(base)
+        links = self.fleet.links_of(base)
         found = [link.card.model.adapter(name) for link in links]
         cards = [each for each in found if each is not None and each.version == version]
         previous = None if published is None else published.previous
@@ -260,9 +249,9 @@ class Publishing:
         if not ADAPTER_NAME.fullmatch(adapter):
             must = f"be base:adapter, the adapter's name matching {ADAPTER_NAME.pattern}"
             raise InvalidRequest.refusing(NAME, must=must, found=shown(name))
-        links = self._fleet.links_of(base)
+        links = self.fleet.links_of(base)
         if not links:
-            raise self._fleet.not_ready(base)
+            raise self.fleet.not_ready(base)
         change = self._change("publish", base, adapter, by)
         change = replace(change, in_place=in_place, share=canary, revision=revision)
         with closing(PublishedFiles()) as files:  # what was fetched stays until replicas have it
@@ -289,7 +278,7 @@ class Publishing:
     def _named(self, name: str, by: Publisher) -> tuple[str, str]:
         """Return base and adapter of an address. Raises ModelNotFound, InvalidRequest, Forbidden."""
         published = self.known
-        served = {*self._fleet.cards, *self._fleet.loading, *self._fleet.failed}
+        served = {*self.fleet.cards, *self.fleet.loading, *self.fleet.failed}
         bases = served | {each.base for each in published.adapters}
         base = max((each for each in bases if name.startswith(f"{each}:")), key=len, default=None)
         if base is None and ":" not in name and len(served) == 1:
@@ -348,8 +337,8 @@ class Publishing:
         raise refusal
 
     def _change(self, action: Action, base: str, name: str, by: Publisher) -> Change:
-        card = self._fleet.cards[base].adapter(name) if base in self._fleet.cards else None
-        revisions = [link.card.model.adapters_revision for link in self._fleet.links_of()]
+        card = self.fleet.cards[base].adapter(name) if base in self.fleet.cards else None
+        revisions = [link.card.model.adapters_revision for link in self.fleet.links_of()]
         return Change(
             action=action,
             base=base,
@@ -368,19 +357,20 @@ class Publishing:
 
     async def _stage(self, base: str, name: str, path: str, version: str) -> None:
         """Have every ready replica read and try an adapter. Raises the refusal of any."""
-        links = self._fleet.links_of(base)
+        links = self.fleet.links_of(base)
         calls = (link.backend.stage_adapter(name, path, version) for link in links)
         answers = await asyncio.gather(*calls, return_exceptions=True)
         refusals = [each for each in answers if isinstance(each, ServeError) and not isinstance(each, ReplicaLost)]
         if refusals:
             raise min(refusals, key=lambda refusal: refusal.status)
         if all(isinstance(each, BaseException) for each in answers):
-            raise self._fleet.not_ready(base)
+            raise self.fleet.not_ready(base)
 
     async def _carry_out(self, change: Change) -> AdapterSet:
         """Keep a change, and wait until every ready replica has applied it and every router has heard of it."""
         after = await self._source.change_adapters(change)
-        version = (change.version or _version_in(after, change))[:12]
+        found = after.find(change.base, change.name)
+        version = (change.version or ("" if found is None else found.version))[:12]
         logger.info("%s %s %s by %s: %s", change.action, change.address, version, change.by, change.reason or "asked")
         self.refresh()
         try:
@@ -396,14 +386,14 @@ class Publishing:
         return after
 
     def _behind(self, base: str, revision: int) -> list[ReplicaLink]:
-        return [link for link in self._fleet.links_of(base) if link.card.model.adapters_revision < revision]
+        return [link for link in self.fleet.links_of(base) if link.card.model.adapters_revision < revision]
 
     async def _until_heard(self, base: str) -> None:
         """Wait until no replica knows a router that was not told of its revision."""
         try:
             async with asyncio.timeout(HEARING_S):
                 while True:
-                    if not any(await asyncio.gather(*map(self._num_behind, self._fleet.links_of(base)))):
+                    if not any(await asyncio.gather(*map(self._num_behind, self.fleet.links_of(base)))):
                         return
                     await asyncio.sleep(HEARING_PERIOD_S)
         except TimeoutError:
@@ -412,7 +402,7 @@ class Publishing:
     async def _num_behind(self, link: ReplicaLink) -> int:
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                return (await link.backend.hello(self._fleet.router_id)).num_routers_behind
+                return (await link.backend.hello(self.fleet.router_id)).num_routers_behind
         except Exception as error:
             logger.debug("replica %s did not answer: %r", link.replica_id, error)
             return 0  # it is gone, or discovery finds out
@@ -437,7 +427,7 @@ class Publishing:
         self._models[replica_id] = model
         waiting = self._waiting.get(replica_id)
         if waiting is None:
-            self._fleet.update(replica_id, model)
+            self.fleet.update(replica_id, model)
         else:
             self._waiting[replica_id] = replace(waiting[0], model=model), backend
             self.refresh()  # something else may have been published meanwhile
@@ -445,7 +435,7 @@ class Publishing:
     def _join(self, card: ReplicaCard, backend: Backend) -> None:
         self._waiting.pop(card.replica_id, None)
         self._joined[card.replica_id] = backend
-        self._fleet.put(card, backend)
+        self.fleet.put(card, backend)
 
     async def _shielded(self, work: Coroutine[object, object, Result]) -> Result:
         """Go on where the publisher leaves."""
@@ -460,11 +450,6 @@ def _version(folder: Path, root: Path) -> str:
         reason = error if isinstance(error, CatalogError) else f"its files cannot be read ({error.strerror})"
         must = "be the folder of an adapter as PEFT saves it"
         raise InvalidRequest.refusing(PATH, must=must, found=f"one that is refused: {reason}") from None
-
-
-def _version_in(published: AdapterSet, change: Change) -> str:
-    found = published.find(change.base, change.name)
-    return "" if found is None else found.version
 
 
 def _found(published: AdapterSet, change: Change) -> PublishedAdapter:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from serve_app.api.listings import LimitState
 from serve_app.core.errors import InvalidRequest, OutOfBudget, QuotaExceeded, Unavailable
 from serve_app.core.tenants import (
     BUDGETS,
@@ -101,7 +102,7 @@ class Quotas:
             return {}
         bounds = self.bounds(tenant)
         return {
-            meter: Rate(
+            meter: LimitState(
                 limit=bounds[meter],
                 remaining=min(bounds[meter], account.leased.remaining(meter)),
                 reset_s=account.leased.reset_s(meter, now),
@@ -222,16 +223,7 @@ NUM_ENDS, ENDS_S = 16, 10.0
 Clock = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """How a limit per minute stands. reset_s: until the whole limit is there again"""
-
-    limit: int
-    remaining: int
-    reset_s: float
-
-
-Rates = Mapping[Meter, Rate]
+Rates = Mapping[Meter, LimitState]
 """Of requests and of tokens per minute, those that are limited."""
 
 

@@ -27,10 +27,11 @@ from serve_app.api.responses import (
 )
 from serve_app.api.sse import DONE, Fragment, dump, dump_text
 from serve_app.core.delta import PromptReport, Recording, TokenLogprob, Usage
+from serve_app.core.progress import before, behind
 from serve_app.core.prompt import SuffixMode
 from serve_app.router.inbox import Event
 from serve_app.router.message import CallReader
-from serve_app.router.places import Places
+from serve_app.router.places import Places, Seen, SeenChoice
 from serve_app.router.run import Run
 from serve_app.router.stats import RunStats
 
@@ -220,6 +221,64 @@ class StreamRenderer(Generic[Chosen]):
         """Return the timings: with every chunk if the client wants that, otherwise with the last of a choice."""
         is_timed = self._request.timings_per_token or choice.finish_reason is not None
         return {"timings": self._stats.timings.body()} if self._request.has_timings and is_timed else {}
+
+
+class Rest:
+    """Writes what a client lacks of a stream that is told from its beginning.
+
+    A choice ends behind all that the client has seen end: the last one of all may end otherwise than others.
+    """
+
+    def __init__(self, renderer: StreamRenderer[Any], seen: Seen) -> None:
+        self._renderer = renderer
+        self._unseen = dict(seen.choices)
+        self._num_behind = seen.num_behind
+        self._early: list[Event] = []
+
+    def chunks(self, event: Event) -> bytes:
+        """Return what this event allows to be sent, if anything."""
+        choice = self._unseen.get(event.index)
+        has_ended = choice is not None and choice.has_ended
+        if event.delta.finish is not None and not has_ended and self._awaits_ends:
+            self._early.append(event)
+            return b""
+        told = self._told(event, choice)
+        if has_ended and event.delta.finish is not None:
+            del self._unseen[event.index]
+            if not self._awaits_ends:
+                early, self._early = self._early, []
+                told += b"".join([self._told(each, self._unseen.get(each.index)) for each in early])
+        return told
+
+    @property
+    def _awaits_ends(self) -> bool:
+        return any(each.has_ended for each in self._unseen.values())
+
+    def _told(self, event: Event, choice: SeenChoice | None) -> bytes:
+        if choice is None:
+            return b"".join(self._renderer.pieces(event))
+        delta = event.delta
+        if choice.has_ended:
+            pieces = self._renderer.pieces(event)
+            return b"".join(pieces[len(pieces) - choice.num_left :]) if delta.finish is not None else b""
+        at = choice.place
+        self._renderer.pieces(replace(event, delta=before(delta, at)))
+        rest = replace(behind(delta, at), prompt=None)
+        tokens, chars, logprobs = at
+        choice.place = left = (
+            max(0, tokens - len(delta.token_ids)),
+            max(0, chars - len(delta.text)),
+            max(0, logprobs - len(delta.logprobs)),
+        )
+        if left != (0, 0, 0) and delta.finish is None:
+            return b""
+        del self._unseen[event.index]
+        has_more = rest.text or rest.token_ids or not rest.is_bare
+        return b"".join(self._renderer.pieces(replace(event, delta=rest))) if has_more else b""
+
+    def tail(self) -> bytes:
+        """Return what ends the stream."""
+        return b"".join(self._renderer.tail_pieces()[self._num_behind :])
 
 
 def completion_renderer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_hex
@@ -56,7 +57,6 @@ class Router:
     """One request after another onto a fleet.
 
     admission: what lets them in; one that outlives the router goes on counting when that is exchanged
-    tenant:    who asks, and so what there is to be asked for
     accounting: where limits are kept and requests written down; None is nowhere
     waker:     what wakes models that were scaled to zero; None wakes none
     rollouts:  what compares canaries with the versions beside them; None compares none
@@ -69,7 +69,6 @@ class Router:
         config: RouterConfig | None = None,
         *,
         admission: Admission | None = None,
-        tenant: Tenant = LOCAL.tenant,
         accounting: Accounting | None = None,
         waker: Waker | None = None,
         rollouts: Rollouts | None = None,
@@ -79,9 +78,7 @@ class Router:
         self.accounting = accounting
         self.rollouts = rollouts
         self.fleet = fleet
-        self.view = fleet.seen_with(tenant.rights)
-        self._tenant = tenant
-        self._share = tenant.share
+        self._see_as(LOCAL.tenant)
         self.admission = admission or Admission(lambda: fleet.rooms)
         self._config = config or RouterConfig()
         self.shadows = shadows or Shadows(fleet, self.admission)
@@ -222,17 +219,13 @@ class Router:
         return everything.lowered(request, response_id, client_request_id=client_request_id)
 
     def seen_by(self, tenant: Tenant) -> Router:
-        """The same as it is for this tenant."""
-        return Router(
-            self.fleet,
-            self._config,
-            admission=self.admission,
-            tenant=tenant,
-            accounting=self.accounting,
-            waker=self._waker,
-            rollouts=self.rollouts,
-            shadows=self.shadows,
-        )
+        """The same as it is for this tenant: who asks decides what there is to be asked for."""
+        made = copy(self)
+        made._see_as(tenant)
+        return made
+
+    def _see_as(self, tenant: Tenant) -> None:
+        self._tenant, self._share, self.view = tenant, tenant.share, self.fleet.seen_with(tenant.rights)
 
     def check_lengths(self, run: Run) -> None:
         """Refuse what a replica would refuse by its length, before it is carried there. Raises ContextOverflow."""

@@ -28,8 +28,7 @@ from serve_app.core.progress import Past, Progress
 from serve_app.core.request import GenerationRequest, StopParams
 from serve_app.router.fleet import ALL_LOST, Fleet
 from serve_app.router.inbox import Event, Inbox
-from serve_app.router.link import ReplicaLink
-from serve_app.router.placement import Guess
+from serve_app.router.link import Guess, ReplicaLink
 from serve_app.router.stats import RunStats
 
 Key = TypeVar("Key", bound=Hashable)
@@ -274,10 +273,11 @@ class Run:
         attempt.num_unfinished -= delta.finish is not None
         if not attempt.num_unfinished:
             del self._attempts[delta.request_id]
-        if self._take(attempt.part, delta) and attempt.lost_at is not None:
-            if attempt.number > 1:  # else its client has lost it, and not a replica
-                self.stats.note_pause(attempt.part, attempt.lost_at)
-            attempt.lost_at, attempt.num_losses = None, 0
+        before = attempt.history
+        if self._take(before.part, delta) and before.since is not None:
+            if before.number > 1:  # else its client has lost it, and not a replica
+                self.stats.note_pause(before.part, before.since)
+            attempt.history = replace(before, since=None, num_losses=0)
 
     def _take(self, part: int, delta: Delta) -> bool:
         """Pass on what is new in a delta of a prompt; return whether anything is."""
@@ -303,7 +303,7 @@ class Run:
             return
         if not isinstance(error, ReplicaLost):
             attempt.link.abort([request.request_id])  # its other sequences may still run
-        is_full = isinstance(error, Overloaded) and self._may_wait(attempt.lost_at)
+        is_full = isinstance(error, Overloaded) and self._may_wait(attempt.history.since)
         if not is_full and not attempt.may_go_on(error, self._settings.max_placements):
             self.fail(error)
             return
@@ -313,8 +313,7 @@ class Run:
             self.stats.note_move(attempt.part)
         if not self._homeless:  # by then all that were lost with it are known, or there may be room
             asyncio.get_running_loop().call_later(FULL_AGAIN_S if is_full else 0.0, self._settle)
-        has_begun = self._progress[attempt.part].has_begun
-        self._homeless.append(Homeless.after(attempt, error, has_begun=has_begun))
+        self._homeless.append(attempt.lost_to(error, has_begun=self._progress[attempt.part].has_begun))
 
     def _place(self, homeless: Sequence[Homeless]) -> dict[ReplicaLink, list[tuple[Homeless, Guess]]]:
         """Each prompt on a replica that serves its model. Nothing waits between choosing and submitting."""
@@ -406,36 +405,52 @@ class Attempt:
     """A prompt as it was given to a replica.
 
     request:   with an id that no other attempt has, so that nothing which comes late is taken for news
-    part:      which of the run's requests it is of
-    number:    from 1;  num_losses: before, since something new came;  planned moves are no losses
-    num_failures: steps that failed with it, ever: it may be what fails them
-    lost_at:   when the attempt before was lost, until something new comes, by the monotonic clock, seconds
+    history:   what the attempts before came to
     is_taken:  whether the replica has answered its submission
     """
 
     request: GenerationRequest
     link: ReplicaLink
-    part: int
-    number: int
-    num_losses: int = 0
-    num_failures: int = 0
-    num_unfinished: int = 0
-    lost_at: float | None = None
+    history: Homeless
+    num_unfinished: int
     is_taken: bool = False
+
+    @property
+    def part(self) -> int:
+        return self.history.part
 
     def may_go_on(self, error: ServeError, max_placements: int) -> bool:
         """Whether the client need not be told of this error."""
+        before = self.history
         if isinstance(error, ReplicaLeaves):
             return True
-        if self.num_losses + self.num_failures + 1 >= max_placements or not isinstance(error, FAILURES):
+        if before.num_losses + before.num_failures + 1 >= max_placements or not isinstance(error, FAILURES):
             return False
-        return isinstance(error, ReplicaLost) or self.num_failures < MAX_FAILURES
+        return isinstance(error, ReplicaLost) or before.num_failures < MAX_FAILURES
+
+    def lost_to(self, error: ServeError, *, has_begun: bool) -> Homeless:
+        """What is left of it; its request goes on under another id."""
+        before, is_loss = self.history, isinstance(error, ReplicaLost)
+        is_failure = isinstance(error, FAILURES) and not is_loss
+        return replace(
+            before,
+            request=self.request,
+            number=before.number + 1,
+            num_losses=before.num_losses + (is_loss and not isinstance(error, ReplicaLeaves)),
+            num_failures=before.num_failures + is_failure,
+            numerics=self.link.card.model.numerics if has_begun else "",
+            since=time.monotonic() if before.since is None else before.since,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Homeless:
     """A prompt that is to be given to a replica, with what the attempts before came to.
 
+    part:     which of the run's requests it is of
+    number:   of the attempt that is next, from 1
+    num_losses: since something new came;  planned moves are no losses
+    num_failures: steps that failed with it, ever: it may be what fails them
     numerics: of the replica that had it
     since:    when the first attempt was lost since which nothing new came, by the monotonic clock, seconds
     """
@@ -448,21 +463,6 @@ class Homeless:
     numerics: str = ""
     since: float | None = None
 
-    @classmethod
-    def after(cls, attempt: Attempt, error: ServeError, *, has_begun: bool) -> Homeless:
-        """What is left when an attempt was lost to this error."""
-        is_loss = isinstance(error, ReplicaLost)
-        is_failure = isinstance(error, FAILURES) and not is_loss
-        return cls(
-            request=attempt.request,
-            part=attempt.part,
-            number=attempt.number + 1,
-            num_losses=attempt.num_losses + (is_loss and not isinstance(error, ReplicaLeaves)),
-            num_failures=attempt.num_failures + is_failure,
-            numerics=attempt.link.card.model.numerics if has_begun else "",
-            since=time.monotonic() if attempt.lost_at is None else attempt.lost_at,
-        )
-
     @property
     def kind(self) -> tuple[ModelRef, str]:
         """What the replicas that can take it have."""
@@ -473,13 +473,4 @@ class Homeless:
         name = f"{run}/{self.part}"
         request_id = name if self.number == 1 else f"{name}/{self.number}"
         request = progress.go_on(replace(self.request, request_id=request_id, stop=stop))
-        return Attempt(
-            request=request,
-            link=link,
-            part=self.part,
-            number=self.number,
-            num_losses=self.num_losses,
-            num_failures=self.num_failures,
-            num_unfinished=len(request.samples),
-            lost_at=self.since,
-        )
+        return Attempt(request=request, link=link, history=self, num_unfinished=len(request.samples))

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -82,14 +82,17 @@ class Waker:
         waking = self._waking[model]
         if len(waking.waiters) >= MAX_WAITING:
             raise self._not_ready(model, waking)
+        waiter = asyncio.get_running_loop().create_future()
+        waking.waiters.add(waiter)
         try:
             async with asyncio.timeout(max(0.0, ends_at - self._clock())):
-                with _waiter(waking) as waiter:
-                    if ticket is not None:
-                        ticket.ends_by(lambda error: None if waiter.done() else waiter.set_exception(error))
-                    await waiter
+                if ticket is not None:
+                    ticket.ends_by(lambda error: None if waiter.done() else waiter.set_exception(error))
+                await waiter
         except TimeoutError:
             raise self._not_ready(model, waking) from None
+        finally:
+            waking.waiters.discard(waiter)
 
     async def _run(self, model: str, wake: Wake) -> None:
         waking = self._waking[model]
@@ -113,13 +116,3 @@ class Waker:
         seconds = math.ceil(left_s) if left_s > 0 else int(LOADING_RETRY_S)
         message = f'Model "{model}" was asleep, and its first replica is starting; retry in {seconds} s.'
         return ModelLoading(message, "model", {"retry_after_s": seconds})
-
-
-@contextmanager
-def _waiter(waking: _Waking) -> Iterator[asyncio.Future[None]]:
-    waiter = asyncio.get_running_loop().create_future()
-    waking.waiters.add(waiter)
-    try:
-        yield waiter
-    finally:
-        waking.waiters.discard(waiter)

@@ -79,16 +79,17 @@ async def test_a_small_body_that_unpacks_to_a_large_one_is_refused_as_a_large_on
 
 
 async def test_no_piece_of_an_unpacked_body_is_large() -> None:
-    from serve_app.http.middleware import PIECE_BYTES, Unpacked
+    from serve_app.http.middleware import PIECE_BYTES, unpacked
 
     messages = [{"type": "http.request", "body": gzip.compress(b" " * 5_000_000), "more_body": False}]
 
     async def receive() -> Any:
         return messages.pop(0)
 
-    unpacked, sizes = Unpacked(receive), []
+    read, _ = unpacked({"type": "http", "headers": [(b"content-encoding", b"gzip")]}, receive, receive)
+    sizes = []
     while True:
-        message = await unpacked.receive()
+        message = await read()
         sizes.append(len(message["body"]))
         if not message["more_body"]:
             break

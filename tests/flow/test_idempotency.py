@@ -12,6 +12,7 @@ import pytest
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from serve_app.api.listings import LimitState
 from serve_app.core.errors import EngineFailed, Unavailable
 from serve_app.core.tenants import Identity, Meter, Scope, Tenant
 from serve_app.http.app import build_app
@@ -22,7 +23,7 @@ from serve_app.http.metrics import Served
 from serve_app.http.settings import HttpSettings
 from serve_app.router.fleet import Fleet
 from serve_app.router.idempotency import LOST_S, Claim, Claimed, Claims, Message, Recording, Replays, ReplaySettings
-from serve_app.router.quotas import Rate, Rates
+from serve_app.router.quotas import Rates
 from serve_app.router.router import Router
 from tests.fakes import FakeBackend, settle
 
@@ -374,7 +375,7 @@ async def test_a_repeat_tells_how_the_limits_stand_now() -> None:
         scope["state"]["served"] = Served(status=200, run=None)
 
     def rates() -> Rates:
-        return {Meter.REQUESTS: Rate(limit=9, remaining=left[0], reset_s=1.0)}
+        return {Meter.REQUESTS: LimitState(limit=9, remaining=left[0], reset_s=1.0)}
 
     made = Idempotent(answer, Replays(), max_body_bytes=100, rates=rates)
 

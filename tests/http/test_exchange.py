@@ -15,7 +15,7 @@ from serve_app.core.errors import (
     ServeError,
     Unauthenticated,
 )
-from serve_app.http.exchange import ClientGone, Exchange, Message, headers_of, read_body, watch
+from serve_app.http.exchange import ClientGone, Exchange, Message, headers_of, read_body, watched
 
 
 @pytest.mark.parametrize(
@@ -39,8 +39,9 @@ async def test_a_server_that_fails_to_say_more_of_a_client_means_that_it_left() 
     async def send(message: Message) -> None:
         raise AssertionError(f"sent to nobody: {message}")
 
-    with pytest.raises(ClientGone):
-        await watch(receive, Exchange(send, UNION))
+    with pytest.raises(ExceptionGroup) as found:
+        await watched(asyncio.Event().wait(), receive, Exchange(send, UNION))
+    assert found.group_contains(ClientGone)
 
 
 async def test_a_body_that_does_not_arrive_is_not_waited_for_for_ever() -> None:

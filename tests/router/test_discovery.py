@@ -82,9 +82,10 @@ class TownCluster:
 
 
 class Table:
-    """A fleet that only remembers."""
+    """A fleet, and what publishes to it, that only remembers."""
 
     def __init__(self) -> None:
+        self.fleet = self
         self.backends: dict[str, Backend] = {}
         self.expected: set[str] = set()
         self.failed: set[str] = set()

@@ -17,7 +17,7 @@ from serve_app.core.names import ModelRef
 from serve_app.core.prefixes import prefixes_of
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest
-from serve_app.router.fleet import Fleet
+from serve_app.router.fleet import LOADING_RETRY_S, Fleet
 from serve_app.router.router import Router
 from serve_app.router.run import Run
 from tests.fakes import FakeBackend, adapter_card, model_card, replica_card
@@ -26,7 +26,7 @@ from tests.parsing import parse_completion
 
 @pytest.fixture
 async def fleet() -> AsyncIterator[Fleet]:
-    fleet = Fleet("router-0", loading_retry_s=7)
+    fleet = Fleet("router-0")
     yield fleet
     await fleet.close()
 
@@ -57,7 +57,7 @@ async def test_a_model_that_is_deployed_but_not_ready_is_loading(fleet):
     for name in ("big", "big:sql"):
         with pytest.raises(ModelLoading) as caught:
             fleet.resolve(name)
-        assert (caught.value.status, caught.value.retry_after_s) == (503, 7)
+        assert (caught.value.status, caught.value.retry_after_s) == (503, LOADING_RETRY_S)
     with pytest.raises(ModelNotFound):
         fleet.resolve("bigger")
     with pytest.raises(AdapterNotFound):

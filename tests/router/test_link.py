@@ -16,8 +16,7 @@ from serve_app.core.log_context import MAX_NAMED
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Image, Prompt
 from serve_app.core.request import GenerationRequest, StopParams
-from serve_app.router.link import ReplicaLink
-from serve_app.router.placement import Guess, Habits
+from serve_app.router.link import Guess, Habits, ReplicaLink
 from tests.fakes import FakeBackend
 
 

@@ -9,8 +9,7 @@ from serve_app.core.errors import ReplicaLost
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest
-from serve_app.router.link import Registry
-from serve_app.router.placement import Guess, Habits
+from serve_app.router.link import Guess, Habits, Registry
 
 FINISH = Finish(reason=FinishReason.STOP, matched_stop=None, num_tokens=1)
 

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 
 from serve_app.api.limits import DEFAULT_LIMITS
+from serve_app.api.listings import LimitState
 from serve_app.catalog.resolve import Wanted
 from serve_app.core.cards import ModelCard
 from serve_app.core.ledger import NANO_PER_TOKEN, Price
@@ -15,7 +16,6 @@ from serve_app.core.names import ModelRef
 from serve_app.core.tenants import LOCAL, Amount, Meter, Scope, Tenant
 from serve_app.http.exchange import duration, rate_headers
 from serve_app.router.lower import lower
-from serve_app.router.quotas import Rate
 from serve_app.tenants.keys import Key
 from tests.fakes import model_card
 from tests.parsing import parse_completion
@@ -86,7 +86,9 @@ def test_headers_of_limits_are_those_of_their_names() -> None:
     chance = random.Random(3)
     for _ in range(100):
         rates = {
-            meter: Rate(limit=chance.randrange(10**6), remaining=chance.randrange(10**6), reset_s=chance.uniform(0, 99))
+            meter: LimitState(
+                limit=chance.randrange(10**6), remaining=chance.randrange(10**6), reset_s=chance.uniform(0, 99)
+            )
             for meter in chance.sample([Meter.REQUESTS, Meter.TOKENS], chance.randint(0, 2))
         }
         names = {Meter.REQUESTS: "requests", Meter.TOKENS: "tokens"}

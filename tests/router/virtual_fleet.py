@@ -12,7 +12,8 @@ from serve_app.core.delta import PromptReport
 from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.core.prompt import Prompt
 from serve_app.core.request import GenerationRequest
-from serve_app.router.placement import Guess, Placement
+from serve_app.router.link import Guess
+from serve_app.router.placement import Placement
 
 BASE = ModelRef(base="tiny")
 TOKEN_CHARS = 4
