@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from serve_app.catalog.adapters import CONFIG, MAX_PUBLISHED_HEADER_BYTES, WEIGHTS, read_adapter
@@ -30,14 +29,6 @@ Mark = tuple[object, ...]
 """Tells the files of a folder from what they are after any change."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
-    """The files of a folder that need nothing more. version: their digest; "" if they are no adapter"""
-
-    mark: Mark
-    version: str
-
-
 class Watching:
     """Looks into the watched folders of all models that have a ready replica.
 
@@ -51,7 +42,7 @@ class Watching:
         self._fleet = fleet
         self._publishing = publishing
         self._seen: dict[Key, Mark] = {}
-        self._judged: dict[Key, _Judged] = {}
+        self._judged: dict[Key, tuple[Mark, str]] = {}  # what needs nothing more, with its version; "" is no adapter
         self._first: dict[str, frozenset[str]] = {}
         self._complaints: dict[str, str] = {}
 
@@ -86,8 +77,7 @@ class Watching:
         for name, mark in found.items():
             is_settled = self._seen.get((base, name)) == mark
             self._seen[base, name] = mark
-            judged = self._judged.get((base, name))
-            if is_settled and (judged is None or judged.mark != mark):
+            if is_settled and self._judged.get((base, name), ((), ""))[0] != mark:
                 await self._take((base, name), root, mark)
 
     async def _take(self, key: Key, root: Path, mark: Mark) -> None:
@@ -112,7 +102,7 @@ class Watching:
                         logger.debug("%r could not be published: %s", folder, error)
                         return
                     reason = error.message
-        self._judged[key] = _Judged(mark=mark, version=record.version)
+        self._judged[key] = mark, record.version
         told = _printable(name)
         if reason is None:
             self._publishing.refused.pop((base, told), None)
@@ -127,7 +117,7 @@ class Watching:
         """
         base, name = key
         judged, published = self._judged.get(key), heard.find(base, name)
-        is_new = judged.version != version if judged is not None else name not in self._first[base]
+        is_new = judged[1] != version if judged is not None else name not in self._first[base]
         if published is not None:
             is_previous = published.previous is not None and published.previous[0] == version
             return published.version != version and (is_new or not is_previous)
