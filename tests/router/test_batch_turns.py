@@ -50,7 +50,7 @@ async def test_accounts_are_asked_as_lines_run_out_or_a_file_is_done_and_else_se
     assert not await asked_when_this_ends(("a", 1))
     assert await asked_when_this_ends(("a", 0)), "the input was checked, or the output is written"
 
-    batch = {"id": "b", "tenant": "acme", "key_id": "", "endpoint": "/v1/completions", "model": "demo", "input_file": ""}
+    batch = {"id": "b", "tenant": "acme", "key_id": "", "endpoint": "/v1/completions", "model": "m", "input_file": ""}
     batches = (BatchCard(state=BatchState.IN_PROGRESS, outcome=BatchState.COMPLETED, num_left=1, **batch),)
     assert await asked_when_this_ends(("a", 0))
     assert num_asked == 5, "once to learn that the batch began, once for its lines"
