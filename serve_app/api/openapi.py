@@ -14,7 +14,7 @@ from serve_app.api.forms.schema import BOOLEAN, NOTHING, STRING, Schema, either,
 from serve_app.api.groups import StreamOptions
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
-from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
+from serve_app.api.parameters import STREAM_OPTIONS, Carried, Inert, NotYet, Renamed, form_of
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
 from serve_app.api.paths import OF_ADAPTERS, OPEN, SERVICES, AdminPath, Path, Service
 from serve_app.api.responding import RESPONSES
@@ -442,16 +442,14 @@ def _options(terms: Terms) -> Schema:
     """Return the schema of `stream_options`."""
     return {
         "type": "object",
-        "properties": {name: _option(each) for name, each in STREAM_OPTIONS.items()},
+        "properties": {
+            name: {**nullable(BOOLEAN), "description": each.parameter.about}
+            if isinstance(each, Carried)
+            else CHANGES_NO_ANSWER
+            for name, each in STREAM_OPTIONS.items()
+        },
         "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
     }
-
-
-def _option(disposition: Disposition) -> Schema:
-    if isinstance(disposition, Inert):
-        return CHANGES_NO_ANSWER
-    assert isinstance(disposition, Carried)
-    return {**nullable(BOOLEAN), "description": disposition.parameter.about}
 
 
 def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:

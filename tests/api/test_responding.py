@@ -102,6 +102,11 @@ def test_hints_are_taken_in_every_dialect(dialect: str) -> None:
         ({"tools": [LOOK, {"type": "web_search"}]}, "tools[1].type", "Describe it as a function"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0].type", "Send the whole conversation"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type", "as text"),
+        (
+            {"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]},
+            "input[0].content[0]",
+            '"type" is "text"',
+        ),
         ({"input": None}, "input", "a string, or a list of items"),
         ({"input": []}, "input", "a string, or a list of items"),
         ({"input": ["a"], "instructions": "b"}, "input[0]", "a message, a function call"),
