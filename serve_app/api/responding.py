@@ -289,7 +289,8 @@ def _message_of(item: object, path: str, value: Value) -> Item:
         case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
             return {"role": "tool", "tool_call_id": call_id, "content": _content(output, f"{path}.output")}
         case {"type": "reasoning"} if isinstance(item, dict):
-            thoughts = "\n".join(_texts(item.get("content") or item.get("summary") or (), path))
+            name = "content" if item.get("content") else "summary"
+            thoughts = "\n".join(_texts(item.get(name) or [], f"{path}.{name}"))
             if not thoughts and item.get("encrypted_content"):
                 value.ignore("encrypted_content")
             return {"role": "assistant", "content": None, **({"reasoning_content": thoughts} if thoughts else {})}
@@ -306,14 +307,18 @@ def _message_of(item: object, path: str, value: Value) -> Item:
     raise InvalidRequest.refusing(path, must=must, found=shown(item))
 
 
-def _texts(parts: object, path: str) -> list[str]:
-    content = _content(parts, path)
-    return [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content or ()]
+def _texts(sent: object, path: str) -> list[str]:
+    match _content(sent, path):
+        case str(content):
+            return [content]
+        case [*parts] if all(isinstance(part, dict) and isinstance(part.get("text"), str | None) for part in parts):
+            return [part.get("text") or "" for part in parts]
+    raise InvalidRequest.refusing(path, must="be a string or a list of texts", found=shown(sent))
 
 
 def _content(sent: object, path: str) -> Any:
     """Return a content with its parts as chats name them."""
-    if not isinstance(sent, list | tuple):
+    if not isinstance(sent, list):
         return sent
     return [_part(part, f"{path}[{at}]") for at, part in enumerate(sent)]
 
