@@ -31,18 +31,10 @@ def list_models(context: typer.Context, url: Url = URL, key: Key = None, as_json
     """List what a running service answers to, or check a model's folder."""
     if context.invoked_subcommand is not None:
         return Exit.DONE
-    models = service(url, key).models()
-    if as_json:
-        say_json(models)
-    elif not is_watched():
-        say("\n".join(str(each["id"]) for each in models))
-    else:
-        rows = [
-            [str(each["id"]), *(str(each.get(name) or "") for name in ("parent", "max_model_len", "engine", "root"))]
-            for each in models
-        ]
-        console().print(table(["model", "base", "context", "engine", "from"], rows))
-    return Exit.DONE
+    models, names = service(url, key).models(), ("parent", "max_model_len", "engine", "root")
+    rows = [[str(each["id"]), *(str(each.get(name) or "") for name in names)] for each in models]
+    heads = ["model", "base", "context", "engine", "from"]
+    return _listed(models, heads, rows, nothing="There is no model.", as_json=as_json)
 
 
 def check_model(
@@ -66,17 +58,9 @@ def list_adapters(
     asked = service(url, key)
     bases = [model] if model is not None else [str(each["id"]) for each in asked.models() if not each.get("parent")]
     found = {base: asked.json(query("/lora-adapters", model=base), member=None) for base in bases}
-    if as_json:
-        say_json(found)
-        return Exit.DONE
     rows = [[str(each["name"]), str(each["id"]), str(each["path"])] for base in bases for each in found[base]]
-    if not is_watched():
-        say("\n".join(row[0] for row in rows))
-    elif rows:
-        console().print(table(["adapter", "number", "from"], rows))
-    else:
-        say("There is no adapter. `serve_app adapters check PATH` says whether a folder of one can be served.")
-    return Exit.DONE
+    nothing = "There is no adapter. `serve_app adapters check PATH` says whether a folder of one can be served."
+    return _listed(found, ["adapter", "number", "from"], rows, nothing=nothing, as_json=as_json)
 
 
 def check_adapter(
@@ -93,6 +77,27 @@ def check_adapter(
     except CatalogError as error:
         raise CommandFailed(f"{error}.") from error
     return _told(reports, NEXT_ADAPTER, as_json=as_json)
+
+
+def _listed(
+    found: object,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    nothing: str,
+    as_json: bool,
+    num_plain: int = 1,
+) -> int:
+    """Show a table to a person; a program gets JSON, or lines of the first columns."""
+    if as_json:
+        say_json(found)
+    elif not is_watched():
+        say("\n".join("\t".join(row[:num_plain]) for row in rows))
+    elif rows:
+        console().print(table(heads, rows))
+    else:
+        say(nothing)
+    return Exit.DONE
 
 
 def _told(reports: Sequence[FolderReport], then: str, *, as_json: bool) -> int:
@@ -190,16 +195,9 @@ def list_versions(url: Url = URL, key: Key = None, as_json: AsJson = False) -> i
     """List adapters with their versions, who published them, and how many replicas serve them."""
     found = service(url, key).json(ROUTE, member="revision")
     rows = [_row(each) for each in found["data"]]
-    if as_json:
-        say_json(found)
-    elif not is_watched():
-        say("\n".join("\t".join(row) for row in rows))
-    elif rows:
-        titles = ["adapter", "version", "before", "published", "by", "replicas", "canary"]
-        console().print(table(titles, rows))
-    else:
-        say("There is no adapter. `serve_app adapters publish NAME PATH` publishes one.")
-    return Exit.DONE
+    heads = ["adapter", "version", "before", "published", "by", "replicas", "canary"]
+    nothing = "There is no adapter. `serve_app adapters publish NAME PATH` publishes one."
+    return _listed(found, heads, rows, nothing=nothing, as_json=as_json, num_plain=len(heads))
 
 
 def _told_of_version(entry: dict[str, Any], *, as_json: bool) -> int:
