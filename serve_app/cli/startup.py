@@ -174,14 +174,10 @@ class JsonTelling(LineTelling):
 
 
 def _line(application: Application) -> str:
-    replicas = f", {application.num_running} of {application.num_wanted} replicas" if _counts(application) else ""
+    is_counted = application.state is State.LOADING and application.num_wanted > 1
+    replicas = f", {application.num_running} of {application.num_wanted} replicas" if is_counted else ""
     obstacle = "" if application.obstacle is None else f": {application.obstacle}"
     return f"{application.name}: {application.state.value}{replicas}{obstacle}"
-
-
-def _counts(application: Application) -> bool:
-    """Return whether the number of running replicas is worth a word."""
-    return application.state is State.LOADING and application.num_wanted > 1
 
 
 def _print(line: str) -> None:
