@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from serve_app.catalog.sources import is_address
-from serve_app.cli.client import ServiceFailed, query
+from serve_app.cli.client import Service, ServiceFailed, query
 from serve_app.cli.offering import SWITCH, URL, AsJson, Key, Url, service
 from serve_app.cli.screen import CommandFailed, Exit, answer, console, is_watched, say, say_json, table
 
@@ -126,8 +126,6 @@ def _fact(name: str, value: object) -> str:
 
 
 ROUTE = "/admin/adapters"
-OF_TENANTS = "/v1/{}_lora_adapter"
-"""For keys that are not an administrator's; they are told less."""
 FORBIDDEN = 403
 NUM_SHOWN_CHARS = 12
 """Of a version; a beginning of 8 characters names one."""
@@ -155,7 +153,7 @@ def publish_adapter(
 ) -> int:
     """Let a name mean the adapter in a folder, on every replica; nothing restarts."""
     asked = service(url, key)
-    body = {
+    body: dict[str, object] = {
         "lora_name": name,
         "lora_path": path if is_address(path) else str(Path(path).absolute()),
         "load_inplace": in_place,
@@ -165,10 +163,7 @@ def publish_adapter(
     try:
         return _told_of_version(asked.json(ROUTE, body, member="version"), as_json=as_json)
     except ServiceFailed as failure:
-        if failure.status != FORBIDDEN:
-            raise
-    said = asked.text(OF_TENANTS.format("load"), body, word="Success")
-    return answer({"said": said}, said, as_json=as_json)
+        return _as_tenant(asked, "load", body, failure, as_json=as_json)
 
 
 def roll_back_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
@@ -183,12 +178,17 @@ def withdraw_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJso
     try:
         found = asked.json(query(ROUTE, lora_name=name), method="DELETE", member="withdrawn")
     except ServiceFailed as failure:
-        if failure.status != FORBIDDEN:
-            raise
-        said = asked.text(OF_TENANTS.format("unload"), {"lora_name": name}, word="Success")
-        return answer({"said": said}, said, as_json=as_json)
+        return _as_tenant(asked, "unload", {"lora_name": name}, failure, as_json=as_json)
     words = f"{found['withdrawn']} is withdrawn; requests that run end as they began."
     return answer(found, words, as_json=as_json)
+
+
+def _as_tenant(asked: Service, verb: str, body: dict[str, object], failure: ServiceFailed, *, as_json: bool) -> int:
+    """Ask again by the route of tenants where the key is no administrator's. Raises any other failure."""
+    if failure.status != FORBIDDEN:
+        raise failure
+    said = asked.text(f"/v1/{verb}_lora_adapter", body, word="Success")
+    return answer({"said": said}, said, as_json=as_json)
 
 
 def list_versions(url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
