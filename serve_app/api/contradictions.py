@@ -302,8 +302,7 @@ def _ranked_streams(terms: Terms) -> list[Schema]:
     why = "Completions are ranked when all have ended."
     if terms.dialect.best_of is BestOf.CANDIDATES:
         return [_together(why, {"stream": TRUE, "best_of": SEVERAL})]
-    counts = ("n", *(name for name, each in PARAMETERS.items() if isinstance(each, Renamed) and each.to == "n"))
-    return [_together(why, {"stream": TRUE, "best_of": {"type": "integer"}, name: SEVERAL}) for name in counts]
+    return [_together(why, {"stream": TRUE, "best_of": {"type": "integer"}, name: SEVERAL}) for name in _spelled("n")]
 
 
 def _constraints(terms: Terms) -> list[Schema]:

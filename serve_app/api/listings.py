@@ -18,7 +18,6 @@ from serve_app.core.cards import AdapterCard, EngineName, ModelCard, ReplicaCard
 from serve_app.core.delta import Load
 from serve_app.core.ledger import Price
 from serve_app.core.names import ModelRef
-from serve_app.core.tenants import NANO
 
 NOT_MEANINGS = frozenset({"name", "defaults", "statuses"})
 
@@ -319,6 +318,8 @@ def replica_state(card: ReplicaCard, load: Load) -> ReplicaState:
     )
 
 
+NANO_DIGITS = 9
+"""Of costs, which are whole billionths."""
 Plain = str | int | float | bool | None
 NOT_TOLD = frozenset({"model", "prompt", "messages", "images", "tools"})
 """The client has them, and they are long."""
@@ -329,54 +330,44 @@ class Room:
     """What a prompt leaves of a model's context.
 
     prompt_tokens:         as it is sent; None where only a replica that computes it would know
-    kept_tokens:           of these, where a prompt may be cut
+    kept_prompt_tokens:    of these, where a prompt may be cut
     max_completion_tokens: of each completion; None where the prompt's own number is not known
-    reason:                why the model would refuse it; None where it would not
+    refused_because:       None where the model would not refuse it
     """
 
-    prompt_tokens: int | None
-    kept_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    reason: str | None = None
+    prompt_tokens: Count | None
+    kept_prompt_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    refused_because: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedPart:
-    """One prompt for one model.
+class ExplainedAdapter:
+    """One adapter that a prompt is computed with, in the version that answers."""
 
-    cost:     in billionths, if nothing is cached and every completion is as long as may be
-    price:    that the tenant pays for the model
-    defaults: parameters that were not sent and are what the model's folder recommends
+    name: str
+    version: str
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedPart(Room):
+    """One prompt, by its index, for one model.
+
+    cost_at_most: if nothing is cached and every completion is as long as may be
+    price:        that the tenant pays for the model
+    default_sampling: parameters that were not sent and are what the model's folder recommends
     """
 
-    model: ModelRef
-    prompt_index: int
-    num_completions: int
-    max_model_len: int
-    room: Room
-    cost: int
+    model: str
+    base: str
+    adapters: tuple[ExplainedAdapter, ...]
+    prompt: Count
+    completions: Count
+    max_model_len: Count
+    default_sampling: Mapping[str, float]
+    cost_at_most: float
     price: Price
-    defaults: Mapping[str, float]
-
-    def body(self) -> dict[str, object]:
-        room = self.room
-        return {
-            "model": self.model.name,
-            "base": self.model.base,
-            "adapters": [
-                {"name": part.adapter, "version": part.version, "scale": part.scale} for part in self.model.parts
-            ],
-            "prompt": self.prompt_index,
-            "completions": self.num_completions,
-            "max_model_len": self.max_model_len,
-            "prompt_tokens": room.prompt_tokens,
-            "kept_prompt_tokens": room.kept_tokens,
-            "max_completion_tokens": room.max_completion_tokens,
-            "refused_because": room.reason,
-            "default_sampling": dict(self.defaults),
-            "cost_at_most": self.cost / NANO,
-            "price": asdict(self.price),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,9 +394,9 @@ def explanation_body(
         "stream": request.stream,
         "choices": request.num_returned * request.num_parts,
         "ignored_parameters": list(request.ignored_parameters),
-        "parameters": parameters_of(request, sent, table, [each.defaults for each in parts]),
-        "parts": [each.body() for each in parts],
-        "cost_at_most": sum(each.cost for each in parts) / NANO,
+        "parameters": parameters_of(request, sent, table, [each.default_sampling for each in parts]),
+        "parts": [asdict(each) for each in parts],
+        "cost_at_most": round(sum(each.cost_at_most for each in parts), NANO_DIGITS),
         "limits": {name: asdict(each) for name, each in limits.items()},
     }
 

@@ -6,7 +6,7 @@ import base64
 import sys
 from array import array
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
 from serve_app.api.sse import Fragment
@@ -46,18 +46,11 @@ class LegacyLogprobs:
 
     def append(self, other: LegacyLogprobs) -> None:
         """Add the tokens of another, whose offsets already count in the same text."""
-        self.tokens += other.tokens
-        self.token_logprobs += other.token_logprobs
-        self.top_logprobs += other.top_logprobs
-        self.text_offset += other.text_offset
+        for each in fields(self):
+            getattr(self, each.name).extend(getattr(other, each.name))
 
     def body(self) -> dict[str, object]:
-        return {
-            "tokens": self.tokens,
-            "token_logprobs": self.token_logprobs,
-            "top_logprobs": self.top_logprobs,
-            "text_offset": self.text_offset,
-        }
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
 def finite(logprob: float) -> float:

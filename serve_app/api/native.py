@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from serve_app.api.completion import CompletionRequest
@@ -13,14 +13,12 @@ from serve_app.api.forms.form import Parameter, Terms, Text, Value
 from serve_app.api.forms.schema import Schema, array, nullable, record, string
 from serve_app.api.groups import Sampling
 from serve_app.api.limits import WireLimits
-from serve_app.api.listings import effective_defaults
 from serve_app.api.parameters import PARAMETERS
 from serve_app.api.parse import NATIVE, Body, read_request
 from serve_app.api.paths import Path
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, UnsupportedParameter
 from serve_app.core.prompt import ExtraFile, Infill, Prompt
-from serve_app.core.request import SamplerName, samplers_in_order
 
 NOT_NATIVE = (
     "best_of", "prompt_logprobs", "request_id", "return_cached_tokens_details", "return_hidden_states",
@@ -60,50 +58,32 @@ def chosen_fields(result: Mapping[str, object], paths: Sequence[str]) -> dict[st
 
 def native_settings(request: CompletionRequest) -> dict[str, object]:
     """Return the settings that a request ran with."""
+    values = request.model_dump()
     return {
-        **_settings(request.model_dump(), request.samplers_in_order),
+        **{name: values[name] for name in SAME_NAMES},
+        **{name: list(values[name]) for name in LISTS},
+        **{name: values[parameter] for name, parameter in OTHER_NAMES.items()},
+        **{
+            name: none if values[parameter] is None else values[parameter]
+            for name, (parameter, none) in WHERE_NONE.items()
+        },
+        "samplers": list(request.samplers_in_order),
+        "n_keep": 0,
+        "n_discard": 0,
         "grammar": request.grammar.source if request.grammar is not None and request.grammar.kind == "gbnf" else "",
         "logit_bias": [{"token": key, "bias": False if math.isinf(bias) else bias} for key, bias in request.logit_bias],
         "lora": [{"id": number, "scale": scale} for number, scale in request.lora],
     }
 
 
-def native_defaults() -> dict[str, object]:
-    """Return the settings of a request that sends none."""
-    return {
-        **_settings(
-            effective_defaults(LLAMA_CPP), samplers_in_order(None, is_temperature_last=LLAMA_CPP.temperature_last)
-        ),
-        "grammar": "",
-        "logit_bias": [],
-        "lora": [],
-    }
-
-
-def _settings(values: Mapping[str, object], samplers: tuple[SamplerName, ...]) -> dict[str, object]:
-    return {
-        **{name: values[name] for name in SAME_NAMES},
-        **{name: _as_list(values[name]) for name in LISTS},
-        **{name: values[parameter] for name, parameter in OTHER_NAMES.items()},
-        **{
-            name: none if values[parameter] is None else values[parameter]
-            for name, (parameter, none) in WHERE_NONE.items()
-        },
-        "samplers": list(samplers),
-        "n_keep": 0,
-        "n_discard": 0,
-    }
-
-
-def _as_list(value: object) -> list[object]:
-    assert isinstance(value, Iterable)
-    return list(value)
+UNSAID = CompletionRequest.model_validate({"model": "", "prompts": (), "dialect": LLAMA_CPP, **LLAMA_CPP.defaults})
+"""A request that sends no settings."""
 
 
 def props_body(card: ModelCard) -> dict[str, object]:
     """Return what llama.cpp tells of a server's model. POST cannot change any of it."""
     return {
-        "default_generation_settings": {"n_ctx": card.max_model_len, "params": native_defaults()},
+        "default_generation_settings": {"n_ctx": card.max_model_len, "params": native_settings(UNSAID)},
         "model_alias": card.name,
         "model_path": card.root,
         "n_ctx": card.max_model_len,

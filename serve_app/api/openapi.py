@@ -14,7 +14,7 @@ from serve_app.api.forms.schema import BOOLEAN, NOTHING, STRING, Schema, either,
 from serve_app.api.groups import StreamOptions
 from serve_app.api.limits import WireLimits
 from serve_app.api.native import ASKED, INFILL, NEEDLESS, NOT_NATIVE
-from serve_app.api.parameters import STREAM_OPTIONS, Carried, Disposition, Inert, NotYet, Renamed, form_of
+from serve_app.api.parameters import STREAM_OPTIONS, Carried, Inert, NotYet, Renamed, form_of
 from serve_app.api.parse import CHAT, COMPLETION, NATIVE, Body
 from serve_app.api.paths import OF_ADAPTERS, OPEN, SERVICES, AdminPath, Path, Service
 from serve_app.api.responding import RESPONSES
@@ -199,38 +199,29 @@ def _pages() -> dict[Path, dict[str, Any]]:
 def _completions(
     body: str, answer: str, chunk: str, *, has_end: bool, summary: str = "Complete prompts"
 ) -> dict[str, Any]:
-    """Return the operation of a route that may stream: chunks, an error after which nothing comes, or the end."""
-    data = {**JSON_TEXT, "contentSchema": either(reference(chunk), reference("Error"))}
-    if has_end:
-        data = either(data, {"const": "[DONE]"})
-    content = _json(answer) | _events(data, "Where `stream` is true.")
+    """Return the operation of a route that may stream."""
+    content = _json(answer) | _events(_data(chunk, has_end=has_end), "Where `stream` is true.")
     parameters = [DIALECT_HEADER, TIMEOUT_HEADER] + has_end * [CAPSULE_HEADER]
-    operation = _operation(summary, content, body=body, parameters=parameters)
-    operation["responses"]["200"]["headers"] = TOLD_HEADERS
-    return operation
+    return _operation(summary, content, body=body, parameters=parameters, headers=TOLD_HEADERS)
 
 
 def _fetched(chunk: str) -> dict[str, Any]:
     """Return the operation of a route that tells a stream again and goes on with it."""
-    data = either({**JSON_TEXT, "contentSchema": either(reference(chunk), reference("Error"))}, {"const": "[DONE]"})
     last_id = _parameter(
         "Last-Event-ID", "header", description="The id of the last event that came; left out for the whole stream."
     )
-    operation = _operation(
+    return _operation(
         "Fetch a stream anew, behind what came of it",
-        _events(data, "What is left of it."),
+        _events(_data(chunk, has_end=True), "What is left of it."),
         parameters=[RESPONSE_ID, last_id, TIMEOUT_HEADER],
+        headers=TOLD_HEADERS,
     )
-    operation["responses"]["200"]["headers"] = TOLD_HEADERS
-    return operation
 
 
 def _inputs(kind: type[EmbeddingRequest]) -> dict[str, Any]:
     summary, body, answer = kind.described
-    operation = _operation(summary, answer, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER])
-    told = (HEADER, SERVED, IGNORED, TRUNCATED)
-    operation["responses"]["200"]["headers"] = {name: TOLD_HEADERS[name] for name in told}
-    return operation
+    told = {name: TOLD_HEADERS[name] for name in (HEADER, SERVED, IGNORED, TRUNCATED)}
+    return _operation(summary, answer, body=body, parameters=[DIALECT_HEADER, TIMEOUT_HEADER], headers=told)
 
 
 def _explain() -> dict[str, Any]:
@@ -243,6 +234,12 @@ def _explain() -> dict[str, Any]:
 
 
 JSON_TEXT: Schema = {**STRING, "contentMediaType": "application/json"}
+
+
+def _data(chunk: str, *, has_end: bool) -> Schema:
+    """Return the schema of an event's data: a chunk, an error after which nothing comes, or the end."""
+    data = {**JSON_TEXT, "contentSchema": either(reference(chunk), reference("Error"))}
+    return either(data, {"const": "[DONE]"}) if has_end else data
 
 
 def _events(data: Schema, description: str) -> dict[str, Any]:
@@ -260,14 +257,16 @@ def _operation(
     body: str | None = None,
     parameters: Sequence[dict[str, Any]] = (),
     errors: Mapping[int, str] | None = None,
+    headers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """answer: the name of its schema, or its content by media type;  body: the name of its schema"""
     if errors is None:
         errors = {status: text for status, text in ERRORS.items() if body is not None or status not in OF_BODIES}
     content = _json(answer) if isinstance(answer, str) else answer
+    told = {"headers": headers} if headers else {}
     return {
         "summary": summary,
-        "responses": {"200": {"description": summary, "content": content}, **_told(errors)},
+        "responses": {"200": {"description": summary, "content": content, **told}, **_told(errors)},
         **({} if body is None else {"requestBody": {"required": True, "content": _json(body)}}),
         **({"parameters": list(parameters)} if parameters else {}),
     }
@@ -442,16 +441,14 @@ def _options(terms: Terms) -> Schema:
     """Return the schema of `stream_options`."""
     return {
         "type": "object",
-        "properties": {name: _option(each) for name, each in STREAM_OPTIONS.items()},
+        "properties": {
+            name: {**nullable(BOOLEAN), "description": each.parameter.about}
+            if isinstance(each, Carried)
+            else CHANGES_NO_ANSWER
+            for name, each in STREAM_OPTIONS.items()
+        },
         "additionalProperties": NOTHING if terms.dialect.refuses_unknown else True,
     }
-
-
-def _option(disposition: Disposition) -> Schema:
-    if isinstance(disposition, Inert):
-        return CHANGES_NO_ANSWER
-    assert isinstance(disposition, Carried)
-    return {**nullable(BOOLEAN), "description": disposition.parameter.about}
 
 
 def _property(name: str, kind: Body[Any], terms: Terms) -> Schema:

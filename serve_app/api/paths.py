@@ -99,9 +99,7 @@ class AdminPath(StrEnum):
         return None if self is AdminPath.OWN_USAGE else Scope.ADMIN
 
 
-NAMED = {
-    str(path).removesuffix("{id}"): path for path in (Path.COMPLETION, Path.CHAT_COMPLETION, Path.CAPSULE, Path.MODEL)
-}
+NAMED = {path.removesuffix("{id}"): path for path in Path if path.endswith("{id}")}
 """Paths that end in the name of one thing, by what stands before it."""
 KNOWN: dict[str, Path] = {path.value: path for path in Path if "{" not in path}
 CONSOLE_FILE = re.compile(re.escape(Path.CONSOLE_FILE.removesuffix("{file}")) + r"[a-z][a-z-]*\.(?:css|js|svg)")
@@ -174,14 +172,5 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = {
         (AdminPath.CANCELLATION, "POST"): Service("cancel_batch", "Compute no more of a batch", "Batch"),
     }  # fmt: skip
 OF_ADAPTERS = frozenset({AdminPath.ADAPTERS, AdminPath.ROLLBACK})
-OF_BATCHES = frozenset(
-    {
-        AdminPath.FILES,
-        AdminPath.FILE,
-        AdminPath.FILE_CONTENT,
-        AdminPath.BATCHES,
-        AdminPath.BATCH,
-        AdminPath.CANCELLATION,
-    }
-)
+OF_BATCHES = frozenset(path for path in AdminPath if path.startswith((AdminPath.FILES, AdminPath.BATCHES)))
 """Routes of a tenant's own files and batches."""

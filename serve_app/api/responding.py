@@ -25,13 +25,7 @@ Item = dict[str, Any]
 LOGPROBS = "message.output_text.logprobs"
 STATELESS = 'Send the whole conversation as "input"; nothing is kept between requests.'
 INPUT_WORDS = "a string, or a list of items: messages, function calls with their outputs, and reasoning"
-TEXT_PARTS: Mapping[str, str] = {
-    "input_text": "text",
-    "output_text": "text",
-    "text": "text",
-    "summary_text": "text",
-    "reasoning_text": "text",
-}
+TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 REPEATED = (
     "instructions", "max_output_tokens", "metadata", "prompt_cache_key", "safety_identifier", "temperature",
     "tool_choice", "tools", "top_logprobs", "top_p", "truncation", "user",
@@ -65,34 +59,28 @@ class Input:
         return Messages().read(replace(value, sent=before + messages))
 
 
-class Reasoning:
-    """An object with an effort; a summary of the thoughts is not made."""
+@dataclass(frozen=True, slots=True)
+class Within:
+    """An object of which one member is read; the client is told of others."""
+
+    member: str
+    form: Form
 
     def words(self, terms: Terms) -> str:
-        return f'an object with an "effort", which is {OneOf(*EFFORTS).words(terms)}'
+        article = "an" if self.member[0] in "aeiou" else "a"
+        return f'an object with {article} "{self.member}", which is {self.form.words(terms)}'
 
     def schema(self, terms: Terms) -> Schema:
-        return record(optional={"effort": {"enum": [*EFFORTS, None]}})
-
-    def read(self, value: Value) -> str | None:
-        members = _members(value, self.words(value.terms), read=("effort",))
-        effort = members.get("effort")
-        return None if effort is None else OneOf(*EFFORTS).read(_within(value, "effort", effort))
-
-
-class TextFormat:
-    """An object with the format that the text has to have; a verbosity is not carried out."""
-
-    def words(self, terms: Terms) -> str:
-        return f'an object with a "format", which is {ResponseFormat().words(terms)}'
-
-    def schema(self, terms: Terms) -> Schema:
-        return record(optional={"format": nullable(ResponseFormat().schema(terms))})
+        return record(optional={self.member: nullable(self.form.schema(terms))})
 
     def read(self, value: Value) -> object:
-        members = _members(value, self.words(value.terms), read=("format",))
-        sent = members.get("format")
-        return None if sent is None else ResponseFormat().read(_within(value, "format", sent))
+        if not isinstance(value.sent, dict):
+            raise value.refused(self.words(value.terms))
+        for name, each in value.sent.items():
+            if name != self.member and each is not None:
+                value.ignore(name[:64])
+        sent = value.sent.get(self.member)
+        return None if sent is None else self.form.read(replace(value, name=f"{value.name}.{self.member}", sent=sent))
 
 
 class FlatTools:
@@ -180,8 +168,10 @@ OWN: Mapping[str, Parameter] = {
         CHAT_PARAMETERS["max_tokens"].parameter.form,  # type: ignore[union-attr]
         "Tokens generated at most, thoughts included.",
     ),
-    "reasoning": Parameter(Reasoning(), "How much the model thinks, where its template knows of that."),
-    "text": Parameter(TextFormat(), "What the text has to be."),
+    "reasoning": Parameter(
+        Within("effort", OneOf(*EFFORTS)), "How much the model thinks, where its template knows of that."
+    ),
+    "text": Parameter(Within("format", ResponseFormat()), "What the text has to be."),
     "tools": Parameter(FlatTools(), "Functions that the model may call."),
     "tool_choice": Parameter(FlatChoice(), "Whether the model calls a function, and which."),
     "truncation": Parameter(
@@ -299,7 +289,8 @@ def _message_of(item: object, path: str, value: Value) -> Item:
         case {"type": "function_call_output", "call_id": str(call_id), "output": output}:
             return {"role": "tool", "tool_call_id": call_id, "content": _content(output, f"{path}.output")}
         case {"type": "reasoning"} if isinstance(item, dict):
-            thoughts = "\n".join(_texts(item.get("content") or item.get("summary") or (), path))
+            name = "content" if item.get("content") else "summary"
+            thoughts = "\n".join(_texts(item.get(name) or [], f"{path}.{name}"))
             if not thoughts and item.get("encrypted_content"):
                 value.ignore("encrypted_content")
             return {"role": "assistant", "content": None, **({"reasoning_content": thoughts} if thoughts else {})}
@@ -316,14 +307,18 @@ def _message_of(item: object, path: str, value: Value) -> Item:
     raise InvalidRequest.refusing(path, must=must, found=shown(item))
 
 
-def _texts(parts: object, path: str) -> list[str]:
-    content = _content(parts, path)
-    return [content] if isinstance(content, str) else [str(part.get("text", "")) for part in content or ()]
+def _texts(sent: object, path: str) -> list[str]:
+    match _content(sent, path):
+        case str(content):
+            return [content]
+        case [*parts] if all(isinstance(part, dict) and isinstance(part.get("text"), str | None) for part in parts):
+            return [part.get("text") or "" for part in parts]
+    raise InvalidRequest.refusing(path, must="be a string or a list of texts", found=shown(sent))
 
 
 def _content(sent: object, path: str) -> Any:
     """Return a content with its parts as chats name them."""
-    if not isinstance(sent, list | tuple):
+    if not isinstance(sent, list):
         return sent
     return [_part(part, f"{path}[{at}]") for at, part in enumerate(sent)]
 
@@ -342,17 +337,3 @@ def _part(part: object, path: str) -> object:
             remedy="Send it as text, or an image as a data URI.",
         )
     return part
-
-
-def _members(value: Value, words: str, *, read: tuple[str, ...]) -> Item:
-    """Return the members of an object, and tell the client of those that are not read."""
-    if not isinstance(value.sent, dict):
-        raise value.refused(words)
-    for name, each in value.sent.items():
-        if name not in read and each is not None:
-            value.ignore(name[:64])
-    return value.sent
-
-
-def _within(value: Value, name: str, sent: object) -> Value:
-    return replace(value, name=f"{value.name}.{name}", sent=sent)

@@ -68,6 +68,7 @@ class ResponseWriter:
     def body(self, status: str, usage: Usage | None = None, *, error: ServeError | None = None) -> Item:
         """Return the response as it stands."""
         request, sent = self._request, self._request.repeated
+        text: Item = sent.get("text", {})
         reason = INCOMPLETE.get(self._finish) if self._finish is not None and status == "incomplete" else None
         return {
             **dict.fromkeys((*REPEATED, "previous_response_id", "max_tool_calls", "completed_at")),
@@ -91,7 +92,7 @@ class ResponseWriter:
             "output": [dict(item) for item in self._items],
             "parallel_tool_calls": request.parallel_tool_calls is not False,
             "reasoning": {"effort": request.reasoning_effort, "summary": None},
-            "text": {"format": {"type": "text"}, **_given(sent.get("text", {}))},
+            "text": {"format": {"type": "text"}, **{name: each for name, each in text.items() if each is not None}},
             "usage": None if usage is None else self._usage(usage),
         }
 
@@ -165,8 +166,3 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": min(self._num_thought, usage.completion_tokens)},
             "total_tokens": usage.total_tokens,
         }
-
-
-def _given(members: Item) -> Item:
-    """Return the members that are not null."""
-    return {name: each for name, each in members.items() if each is not None}

@@ -26,11 +26,11 @@ from serve_app.api.forms.schema import (
     record,
     reference,
 )
-from serve_app.api.listings import LimitState, ModelEntry, Moment
+from serve_app.api.listings import SPECIAL_TOKENS, ExplainedPart, LimitState, ModelEntry, Moment
 from serve_app.api.logprobs import LegacyLogprobs
 from serve_app.core.batches import ENDPOINTS, BatchState
 from serve_app.core.delta import FinishReason
-from serve_app.core.ledger import DIMENSIONS, Price
+from serve_app.core.ledger import DIMENSIONS, SUMS
 from serve_app.core.shares import Priority
 from serve_app.core.tenants import BUDGETS, LEAST_BUDGET, LEAST_WEIGHT, MOST_BUDGET, MOST_WEIGHT, Meter, Scope
 
@@ -169,25 +169,7 @@ EXPLANATION = record(
         "choices": COUNT,
         "ignored_parameters": array(STRING),
         "parameters": mapping(record({"value": {}, "from": {"enum": ["body", "model", "dialect", "default"]}})),
-        "parts": array(
-            record(
-                {
-                    "model": STRING,
-                    "base": STRING,
-                    "adapters": array(record({"name": STRING, "version": STRING, "scale": NUMBER})),
-                    "prompt": COUNT,
-                    "completions": COUNT,
-                    "max_model_len": COUNT,
-                    "prompt_tokens": nullable(COUNT),
-                    "kept_prompt_tokens": nullable(COUNT),
-                    "max_completion_tokens": nullable(COUNT),
-                    "refused_because": nullable(STRING),
-                    "default_sampling": mapping(NUMBER),
-                    "cost_at_most": NUMBER,
-                    "price": derived(Price),
-                }
-            )
-        ),
+        "parts": array(derived(ExplainedPart)),
         "cost_at_most": NUMBER,
         "limits": mapping(derived(LimitState)),
     }
@@ -349,10 +331,7 @@ SCHEMAS: Mapping[str, Schema] = {
         {
             "tokenizer_class": STRING,
             "model_max_length": COUNT,
-            "bos_token": nullable(STRING),
-            "eos_token": nullable(STRING),
-            "pad_token": nullable(STRING),
-            "unk_token": nullable(STRING),
+            **dict.fromkeys(SPECIAL_TOKENS, nullable(STRING)),
             "chat_template": nullable(STRING),
         }
     ),
@@ -360,7 +339,7 @@ SCHEMAS: Mapping[str, Schema] = {
     "Dialects": record({"object": {"const": "list"}, "header": STRING, "default": STRING, "data": array(OBJECT)}),
 }
 
-COUNTS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "choices")
+COUNTS = [name for name in SUMS if name not in ("engine_ns", "cost")]
 AMOUNT: Schema = {"type": "number", "exclusiveMinimum": 0}
 BUDGET: Schema = {"type": "number", "minimum": LEAST_BUDGET, "maximum": MOST_BUDGET}
 SCOPES = array({"enum": list(Scope)})

@@ -38,12 +38,8 @@ class Texts:
     def read(self, value: Value) -> tuple[str, ...]:
         if not isinstance(value.sent, list):
             return (self._text(value),)
-        elements = value.elements(value.terms.limits.max_inputs, self.words(value.terms))
-        if not elements:
-            raise value.refused(self.words(value.terms))
-        return tuple(
-            self._text(replace(value, name=f"{value.name}[{at}]", sent=each)) for at, each in enumerate(elements)
-        )
+        elements = value.elements(value.terms.limits.max_inputs, self.words(value.terms), is_needed=True)
+        return tuple(self._text(value.part(at, each)) for at, each in enumerate(elements))
 
     def _text(self, value: Value) -> str:
         match value.sent:

@@ -1,1 +1,1 @@
-"""**Backends**: engines of others behind the replica's interface: vLLM computes logits, what is drawn is drawn here"""
+"""Backends: engines of others behind the replica's interface: vLLM computes logits, what is drawn is drawn here"""

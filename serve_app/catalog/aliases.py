@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
 
 from serve_app.catalog.files import CatalogError
@@ -125,19 +126,10 @@ def _numbers(said: Mapping[object, object], what: str, most: float) -> dict[str,
 
 
 def _check_circles(aliases: Aliases) -> None:
-    done: set[str] = set()
-
-    def follow(name: str, passed: tuple[str, ...]) -> None:
-        if name in passed:
-            circle = [*passed[passed.index(name) :], name]
-            raise CatalogError(f"aliases go in a circle: {' → '.join(circle)}")
-        if name in aliases and name not in done:
-            for target in aliases[name].weights:
-                follow(target, (*passed, name))
-            done.add(name)
-
-    for alias in aliases:
-        follow(alias, ())
+    try:
+        TopologicalSorter({name: alias.weights for name, alias in aliases.items()}).prepare()
+    except CycleError as error:
+        raise CatalogError(f"aliases go in a circle: {' → '.join(reversed(error.args[1]))}") from None
 
 
 DIGEST_BYTES = 8

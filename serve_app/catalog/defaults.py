@@ -68,7 +68,7 @@ def read_default_sampling(folder: Path) -> DefaultSampling:
         return DefaultSampling(unheard=(f"{GENERATION_CONFIG}: no sampling is read of it: {error}",))
     values: dict[str, float] = {}
     unheard = []
-    others = [key for key, value in said.items() if value and key not in {*PARAMETERS, *ELSEWHERE} and key[0] != "_"]
+    others = [key for key, value in said.items() if value and key not in {*PARAMETERS, *ELSEWHERE} and key[:1] != "_"]
     if others:
         unheard.append(f"{GENERATION_CONFIG}: not carried out here: {', '.join(others)}")
     for key, bounds in PARAMETERS.items():
@@ -154,8 +154,8 @@ def _in_config(path: Path) -> ChatTemplates:
     except (ValueError, RecursionError) as error:
         raise CatalogError(f"{path} is not JSON: {error}") from error
     found = config.get(MEMBER) if isinstance(config, dict) else None
-    if isinstance(found, list) and all(isinstance(each, dict) for each in found):
-        found = {each.get("name"): each.get("template") for each in found}
+    if isinstance(found, list) and all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in found):
+        found = {each["name"]: each.get("template") for each in found}
     named = {DEFAULT: found or ""} if isinstance(found, str | None) else found
     if not isinstance(named, dict) or not all(isinstance(text, str) for each in named.items() for text in each):
         must = 'a text, a list of objects with "name" and "template", or an object of texts'

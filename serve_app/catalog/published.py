@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,7 @@ from serve_app.catalog.files import CatalogError, Digests
 from serve_app.catalog.sources import is_address
 from serve_app.core.cards import AdapterRecord
 from serve_app.core.errors import InvalidRequest, ServeError, Unavailable
-from serve_app.core.machine import ROOT
+from serve_app.core.machine import command, variables
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +25,6 @@ FETCH_S = 600.0
 RETRY_S = 10
 PATH = "lora_path"
 REFUSED = "refused"
-PROGRAM = ("-P", "-m", "serve_app.catalog.fetching")
 ONLINE: Mapping[str, str] = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
 """For the process that fetches alone; a replica's own libraries stay offline."""
 
@@ -101,13 +99,10 @@ class PublishedFiles:
             return version, cache.keep(folder, version)
 
     def _run(self, url: str, folder: Path) -> None:
-        search = os.pathsep.join(filter(None, (str(ROOT), self._environ.get("PYTHONPATH"))))
-        environ = {**self._environ, **ONLINE, "PYTHONPATH": search}
-        command = [sys.executable, *PROGRAM, url, str(folder)]
         try:
             done = subprocess.run(
-                command,
-                env=environ,
+                command("serve_app.catalog.fetching", url, str(folder)),
+                env=variables({**self._environ, **ONLINE}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -151,32 +151,30 @@ class Catalog:
         return mixed(found.base, [canary.part(1.0)])
 
     def _resolve_name(self, name: str, asked: Wanted) -> ModelRef:
+        if name not in self._models:
+            left, _, deployment = name.partition("#")
+            if deployment:
+                raise ModelNotFound.refusing(
+                    asked.param,
+                    must=f"name no deployment, as models have none to choose from here, but be {_quoted(left)}",
+                    found=_quoted(name),
+                )
+            name = left.rstrip()
         if name in self._models:
             return ModelRef(base=name)
-        left, sign, deployment = name.partition("#")
-        if sign and deployment:
-            raise ModelNotFound.refusing(
-                asked.param,
-                must=f"name no deployment, as models have none to choose from here, but be {_quoted(left)}",
-                found=_quoted(name),
-            )
-        return self._resolve_address(left.rstrip(), asked)
-
-    def _resolve_address(self, name: str, asked: Wanted) -> ModelRef:
-        if name in self._models:
-            return ModelRef(base=name)
-        for base in sorted(self._models, key=len, reverse=True):
-            if name.startswith(f"{base}::"):
-                return _with_adapters(self._models[base], _unescape(name[len(base) + 2 :]), param=asked.param)
-        for base in sorted(self._models, key=len, reverse=True):
-            if name.startswith(f"{base}:"):
-                return _with_adapters(self._models[base], name[len(base) + 1 :], param=asked.param)
+        for sign in ("::", ":"):
+            for base in sorted(self._models, key=len, reverse=True):
+                if name.startswith(base + sign):
+                    text = name.removeprefix(base + sign)
+                    text = _unescape(text) if sign == "::" else text
+                    return _with_adapters(self._models[base], text, param=asked.param)
         return self._resolve_bare(name, asked)
 
     def _resolve_bare(self, name: str, asked: Wanted) -> ModelRef:
         adapters = [adapter for adapter, _ in read_mix(name) or ((name, 1.0),)]
-        holders = [model for model in self._models.values() if all(_at_hand(model, each) for each in adapters)]
-        usable = [model for model in holders if all(_is_usable(_at_hand(model, each)) for each in adapters)]
+        at_hand = [(model, [_at_hand(model, each) for each in adapters]) for model in self._models.values()]
+        holders = [model for model, cards in at_hand if None not in cards]
+        usable = [model for model, cards in at_hand if all(card is not None and card.is_usable for card in cards)]
         if len(usable) > 1:
             candidates = ", ".join(sorted(f"{model.name}:{name}" for model in usable))
             must = f"be one of {candidates}, as adapters of several models have that name"
@@ -287,10 +285,6 @@ def _name_at(path: str, model: ModelCard, *, param: str) -> str:
         return basename(wanted)
     kind = Forbidden if PATH.search(path) else AdapterNotFound
     raise kind.refusing(param, must="be the name or the listed path of a served adapter", found=_quoted(path))
-
-
-def _is_usable(card: AdapterCard | None) -> bool:
-    return card is not None and card.is_usable
 
 
 def _unescape(name: str) -> str:

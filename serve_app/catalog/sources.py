@@ -6,21 +6,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from types import MappingProxyType
 
 from serve_app.catalog.files import CatalogError
 from serve_app.core.machine import is_loopback
 
-LIBRARIES: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "s3": ("s3fs", "pip install 'serve_app[s3]'"),
-        "gs": ("gcsfs", "pip install 'serve_app[gs]'"),
-        "az": ("adlfs", "pip install 'serve_app[az]'"),
-        "hf": ("huggingface_hub", "pip install huggingface_hub"),
-        "https": ("aiohttp", "pip install aiohttp"),
-        "http": ("aiohttp", "pip install aiohttp"),
-    }
-)
+LIBRARIES: Mapping[str, tuple[str, str]] = {
+    "s3": ("s3fs", "pip install 'serve_app[s3]'"),
+    "gs": ("gcsfs", "pip install 'serve_app[gs]'"),
+    "az": ("adlfs", "pip install 'serve_app[az]'"),
+    "hf": ("huggingface_hub", "pip install huggingface_hub"),
+    "https": ("aiohttp", "pip install aiohttp"),
+    "http": ("aiohttp", "pip install aiohttp"),
+}
 """By scheme, the module that fetches it through fsspec, and the command that installs it."""
 MAX_URL_CHARS = 1024
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://([^/]*)(?:/(.*))?", re.DOTALL | re.IGNORECASE)

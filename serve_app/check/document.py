@@ -70,9 +70,10 @@ def read_document(text: str) -> Document:
         node = loader.get_single_node()
         if node is None:
             return Document(data=None, lines={}, duplicates=())
-        duplicates = tuple(_duplicates(node, (), ()))  # before merge keys are flattened into their mappings
+        duplicates = tuple(_duplicates(node))  # before merge keys are flattened into their mappings
         data = loader.construct_document(node)
-        return Document(data=data, lines=dict(_lines(node, (), ())), duplicates=duplicates)
+        lines = {path: (key or value).start_mark.line + 1 for path, key, value, _ in _walked(node)}
+        return Document(data=data, lines=lines, duplicates=duplicates)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = " ".join(part for part in (error.context, error.problem) if part)
@@ -83,31 +84,28 @@ def read_document(text: str) -> Document:
         loader.dispose()
 
 
-def _duplicates(node: yaml.Node, path: Path, above: tuple[int, ...]) -> Iterator[Finding]:
-    first_lines: dict[str | int, int] = {}
-    for step, key_node, value_node in _children(node, above):
-        if key_node is not None and key_node.tag != MERGE_KEY:
-            if step in first_lines:
-                message = f"{step!r} is given twice, first on line {first_lines[step]}; only the last would count"
-                yield Finding(path=(*path, step), message=message)
-            first_lines.setdefault(step, key_node.start_mark.line + 1)
-        yield from _duplicates(value_node, (*path, step), (*above, id(node)))
+def _duplicates(node: yaml.Node) -> Iterator[Finding]:
+    first_lines: dict[tuple[object, Path], int] = {}
+    for path, key, _, visit in _walked(node):
+        if key is not None and key.tag != MERGE_KEY:
+            if (first := first_lines.get((visit, path))) is not None:
+                message = f"{path[-1]!r} is given twice, first on line {first}; only the last would count"
+                yield Finding(path=path, message=message)
+            first_lines.setdefault((visit, path), key.start_mark.line + 1)
 
 
-def _lines(node: yaml.Node, path: Path, above: tuple[int, ...]) -> Iterator[tuple[Path, int]]:
-    for step, key_node, value_node in _children(node, above):
-        yield (*path, step), (key_node or value_node).start_mark.line + 1
-        yield from _lines(value_node, (*path, step), (*above, id(node)))
+def _walked(
+    node: yaml.Node, path: Path = (), above: tuple[int, ...] = ()
+) -> Iterator[tuple[Path, yaml.Node | None, yaml.Node, object]]:
+    """Yield the path of each value, the nodes of its key and of itself, and what is one for all values side by side.
 
-
-def _children(node: yaml.Node, above: tuple[int, ...]) -> Iterator[tuple[str | int, yaml.Node | None, yaml.Node]]:
-    """(key or index, node of the key, node of the value); an alias to a node above is not followed."""
-    if id(node) in above:
-        return
-    match node:
-        case yaml.MappingNode():
-            for key_node, value_node in node.value:
-                yield str(key_node.value), key_node, value_node
-        case yaml.SequenceNode():
-            for index, value_node in enumerate(node.value):
-                yield index, None, value_node
+    An alias to a node above is not followed.
+    """
+    visit, found = object(), list[tuple[str | int, yaml.Node | None, yaml.Node]]()
+    if isinstance(node, yaml.MappingNode):
+        found = [(str(key.value), key, value) for key, value in node.value]
+    if isinstance(node, yaml.SequenceNode):
+        found = [(index, None, value) for index, value in enumerate(node.value)]
+    for step, key, value in () if id(node) in above else found:
+        yield (*path, step), key, value, visit
+        yield from _walked(value, (*path, step), (*above, id(node)))

@@ -26,7 +26,7 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        return f"http://{f'[{self.host}]' if _is_ipv6(self.host) else self.host}:{self.port}"
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def is_taken(self) -> bool:
         """Whether anything listens there."""
@@ -75,10 +75,3 @@ def store_of(content: Mapping[str, Any]) -> tuple[str, Path] | None:
         if args.get("store"):
             return str(args["store"]), Path(str(args.get("pepper") or DEFAULT_PEPPER))
     return None
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 6
-    except ValueError:
-        return False

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Annotated
 from urllib.parse import quote
 
@@ -22,16 +21,14 @@ PATH = "/v1/chat/completions"
 PROMPT = ">>> "
 Message = Mapping[str, str]
 
-COMMANDS: Mapping[str, str] = MappingProxyType(
-    {
-        "/help": "this list",
-        "/model NAME": "go on with another model; without a name, the one that answers",
-        "/system TEXT": "say what the model is to be, and begin anew; without a text, no such message",
-        "/reset": "forget all that was said",
-        "/history": "everything that was said",
-        "/exit": "end; Ctrl-D does, too",
-    }
-)
+COMMANDS: Mapping[str, str] = {
+    "/help": "this list",
+    "/model NAME": "go on with another model; without a name, the one that answers",
+    "/system TEXT": "say what the model is to be, and begin anew; without a text, no such message",
+    "/reset": "forget all that was said",
+    "/history": "everything that was said",
+    "/exit": "end; Ctrl-D does, too",
+}
 
 
 def chat(

@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from serve_app.api.paths import ADMIN_PREFIX
@@ -36,7 +35,7 @@ PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 MAY_COME_BACK = frozenset({None, 502, 503, 504})
 """Statuses of a service that may have the rest a moment later; None where none came."""
 RETRY_AFTER, LOCATION = "Retry-After", "Location"
-NO_HEADERS: Mapping[str, str | None] = MappingProxyType({})
+NO_HEADERS: Mapping[str, str | None] = {}
 
 
 class ServiceFailed(CommandFailed):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from serve_app.catalog.sources import is_address
-from serve_app.cli.client import ServiceFailed, query
+from serve_app.cli.client import Service, ServiceFailed, query
 from serve_app.cli.offering import SWITCH, URL, AsJson, Key, Url, service
 from serve_app.cli.screen import CommandFailed, Exit, answer, console, is_watched, say, say_json, table
 
@@ -31,18 +31,10 @@ def list_models(context: typer.Context, url: Url = URL, key: Key = None, as_json
     """List what a running service answers to, or check a model's folder."""
     if context.invoked_subcommand is not None:
         return Exit.DONE
-    models = service(url, key).models()
-    if as_json:
-        say_json(models)
-    elif not is_watched():
-        say("\n".join(str(each["id"]) for each in models))
-    else:
-        rows = [
-            [str(each["id"]), *(str(each.get(name) or "") for name in ("parent", "max_model_len", "engine", "root"))]
-            for each in models
-        ]
-        console().print(table(["model", "base", "context", "engine", "from"], rows))
-    return Exit.DONE
+    models, names = service(url, key).models(), ("parent", "max_model_len", "engine", "root")
+    rows = [[str(each["id"]), *(str(each.get(name) or "") for name in names)] for each in models]
+    heads = ["model", "base", "context", "engine", "from"]
+    return _listed(models, heads, rows, nothing="There is no model.", as_json=as_json)
 
 
 def check_model(
@@ -66,17 +58,9 @@ def list_adapters(
     asked = service(url, key)
     bases = [model] if model is not None else [str(each["id"]) for each in asked.models() if not each.get("parent")]
     found = {base: asked.json(query("/lora-adapters", model=base), member=None) for base in bases}
-    if as_json:
-        say_json(found)
-        return Exit.DONE
     rows = [[str(each["name"]), str(each["id"]), str(each["path"])] for base in bases for each in found[base]]
-    if not is_watched():
-        say("\n".join(row[0] for row in rows))
-    elif rows:
-        console().print(table(["adapter", "number", "from"], rows))
-    else:
-        say("There is no adapter. `serve_app adapters check PATH` says whether a folder of one can be served.")
-    return Exit.DONE
+    nothing = "There is no adapter. `serve_app adapters check PATH` says whether a folder of one can be served."
+    return _listed(found, ["adapter", "number", "from"], rows, nothing=nothing, as_json=as_json)
 
 
 def check_adapter(
@@ -93,6 +77,27 @@ def check_adapter(
     except CatalogError as error:
         raise CommandFailed(f"{error}.") from error
     return _told(reports, NEXT_ADAPTER, as_json=as_json)
+
+
+def _listed(
+    found: object,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    nothing: str,
+    as_json: bool,
+    num_plain: int = 1,
+) -> int:
+    """Show a table to a person; a program gets JSON, or lines of the first columns."""
+    if as_json:
+        say_json(found)
+    elif not is_watched():
+        say("\n".join("\t".join(row[:num_plain]) for row in rows))
+    elif rows:
+        console().print(table(heads, rows))
+    else:
+        say(nothing)
+    return Exit.DONE
 
 
 def _told(reports: Sequence[FolderReport], then: str, *, as_json: bool) -> int:
@@ -121,8 +126,6 @@ def _fact(name: str, value: object) -> str:
 
 
 ROUTE = "/admin/adapters"
-OF_TENANTS = "/v1/{}_lora_adapter"
-"""For keys that are not an administrator's; they are told less."""
 FORBIDDEN = 403
 NUM_SHOWN_CHARS = 12
 """Of a version; a beginning of 8 characters names one."""
@@ -150,7 +153,7 @@ def publish_adapter(
 ) -> int:
     """Let a name mean the adapter in a folder, on every replica; nothing restarts."""
     asked = service(url, key)
-    body = {
+    body: dict[str, object] = {
         "lora_name": name,
         "lora_path": path if is_address(path) else str(Path(path).absolute()),
         "load_inplace": in_place,
@@ -160,10 +163,7 @@ def publish_adapter(
     try:
         return _told_of_version(asked.json(ROUTE, body, member="version"), as_json=as_json)
     except ServiceFailed as failure:
-        if failure.status != FORBIDDEN:
-            raise
-    said = asked.text(OF_TENANTS.format("load"), body, word="Success")
-    return answer({"said": said}, said, as_json=as_json)
+        return _as_tenant(asked, "load", body, failure, as_json=as_json)
 
 
 def roll_back_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
@@ -178,28 +178,26 @@ def withdraw_adapter(name: Name, url: Url = URL, key: Key = None, as_json: AsJso
     try:
         found = asked.json(query(ROUTE, lora_name=name), method="DELETE", member="withdrawn")
     except ServiceFailed as failure:
-        if failure.status != FORBIDDEN:
-            raise
-        said = asked.text(OF_TENANTS.format("unload"), {"lora_name": name}, word="Success")
-        return answer({"said": said}, said, as_json=as_json)
+        return _as_tenant(asked, "unload", {"lora_name": name}, failure, as_json=as_json)
     words = f"{found['withdrawn']} is withdrawn; requests that run end as they began."
     return answer(found, words, as_json=as_json)
+
+
+def _as_tenant(asked: Service, verb: str, body: dict[str, object], failure: ServiceFailed, *, as_json: bool) -> int:
+    """Ask again by the route of tenants where the key is no administrator's. Raises any other failure."""
+    if failure.status != FORBIDDEN:
+        raise failure
+    said = asked.text(f"/v1/{verb}_lora_adapter", body, word="Success")
+    return answer({"said": said}, said, as_json=as_json)
 
 
 def list_versions(url: Url = URL, key: Key = None, as_json: AsJson = False) -> int:
     """List adapters with their versions, who published them, and how many replicas serve them."""
     found = service(url, key).json(ROUTE, member="revision")
     rows = [_row(each) for each in found["data"]]
-    if as_json:
-        say_json(found)
-    elif not is_watched():
-        say("\n".join("\t".join(row) for row in rows))
-    elif rows:
-        titles = ["adapter", "version", "before", "published", "by", "replicas", "canary"]
-        console().print(table(titles, rows))
-    else:
-        say("There is no adapter. `serve_app adapters publish NAME PATH` publishes one.")
-    return Exit.DONE
+    heads = ["adapter", "version", "before", "published", "by", "replicas", "canary"]
+    nothing = "There is no adapter. `serve_app adapters publish NAME PATH` publishes one."
+    return _listed(found, heads, rows, nothing=nothing, as_json=as_json, num_plain=len(heads))
 
 
 def _told_of_version(entry: dict[str, Any], *, as_json: bool) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -21,32 +20,20 @@ USUAL = frozenset(
         "tool_choice", "best_of", "logit_bias",
     }
 )  # fmt: skip
-PANELS: Mapping[str, str] = MappingProxyType(
-    {
-        "sampling": "Sampling",
-        "amount": "How much",
-        "stopping": "Where it ends",
-        "shown": "What is shown",
-        "held": "What the text has to be",
-        "calling": "Tools",
-        "target": "Models and adapters",
-        "conversed": "Chats",
-    }
-)
-"""By the module of a group; smaller groups share one."""
+PANELS: Mapping[str, str] = {
+    "Sampling": "Sampling",
+    "Amount": "How much",
+    "Stopping": "Where it ends",
+    "Shown": "What is shown",
+    "Held": "What the text has to be",
+    "Calling": "Tools",
+    "Target": "Models and adapters",
+    "Conversed": "Chats",
+}
+"""By the class that declares a group; smaller groups share one."""
 OTHERS = "Others"
 METAVARS = {"integer": "INTEGER", "number": "NUMBER", "array": "JSON", "object": "JSON", "string": "TEXT"}
 ANOTHER_NAME = "Another name of "
-
-
-def completion_offers() -> Sequence[Offer]:
-    """Return the options of POST /v1/completions."""
-    return _offers("CompletionRequest")
-
-
-def chat_offers() -> Sequence[Offer]:
-    """Return the options of POST /v1/chat/completions."""
-    return _offers("ChatRequest")
 
 
 def parameters_of(context: typer.Context, assignments: Sequence[str] | None, *, kind: str) -> dict[str, object]:
@@ -71,7 +58,8 @@ def parameters_of(context: typer.Context, assignments: Sequence[str] | None, *, 
     return found
 
 
-def _offers(kind: str) -> list[Offer]:
+def offers(kind: str) -> list[Offer]:
+    """Return the options of POST /v1/completions, or of /v1/chat/completions for ChatRequest."""
     panels = _panels()
     return [
         Offer(
@@ -108,9 +96,8 @@ def _panels() -> dict[str, str]:
 
     found: dict[str, str] = {}
     for group in ChatRequest.__mro__:
-        panel = PANELS.get(group.__module__.rpartition(".")[2])
-        if panel is not None:
-            found |= dict.fromkeys(declared(group), panel)
+        if group.__name__ in PANELS:
+            found |= dict.fromkeys(declared(group), PANELS[group.__name__])
     return found
 
 

@@ -8,7 +8,6 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,18 +38,16 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-MEANINGS: Mapping[Exit, str] = MappingProxyType(
-    {
-        Exit.DONE: "it was done; of a check: nothing is wrong",
-        Exit.FAILED: "it could not be done here, or a check found something wrong",
-        Exit.MISUSED: "there is no such command, option or value; the nearest one is named",
-        Exit.UNREACHABLE: "no service answers at the address",
-        Exit.REFUSED: "the service refused the request: a wrong parameter, an unknown model, a missing key",
-        Exit.SERVICE_FAILED: "the service is full, still loading, failed, or broke off; the same request may do later",
-        Exit.FAULT: "a fault of serve_app itself; `SERVE_APP_DEBUG=1` shows where",
-        Exit.INTERRUPTED: "a person interrupted it",
-    }
-)
+MEANINGS: Mapping[Exit, str] = {
+    Exit.DONE: "it was done; of a check: nothing is wrong",
+    Exit.FAILED: "it could not be done here, or a check found something wrong",
+    Exit.MISUSED: "there is no such command, option or value; the nearest one is named",
+    Exit.UNREACHABLE: "no service answers at the address",
+    Exit.REFUSED: "the service refused the request: a wrong parameter, an unknown model, a missing key",
+    Exit.SERVICE_FAILED: "the service is full, still loading, failed, or broke off; the same request may do later",
+    Exit.FAULT: "a fault of serve_app itself; `SERVE_APP_DEBUG=1` shows where",
+    Exit.INTERRUPTED: "a person interrupted it",
+}
 """By code, for the documents."""
 
 

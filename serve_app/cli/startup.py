@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -156,15 +156,8 @@ class JsonTelling(LineTelling):
 
     def update(self, news: Sequence[Application], seconds: float) -> None:
         for found in news:
-            self._write(
-                event="application",
-                name=found.name,
-                state=found.state.value,
-                num_running=found.num_running,
-                num_wanted=found.num_wanted,
-                obstacle=found.obstacle,
-                seconds=round(seconds, 3),
-            )
+            told = {name: each for name, each in asdict(found).items() if name != "messages"}
+            self._write(event="application", **told, obstacle=found.obstacle, seconds=round(seconds, 3))
 
     def ready(self, url: str, seconds: float, welcome: str) -> None:
         self._write(event="ready", url=url, console=f"{url}{Route.CONSOLE}", seconds=round(seconds, 3))
@@ -174,14 +167,10 @@ class JsonTelling(LineTelling):
 
 
 def _line(application: Application) -> str:
-    replicas = f", {application.num_running} of {application.num_wanted} replicas" if _counts(application) else ""
+    is_counted = application.state is State.LOADING and application.num_wanted > 1
+    replicas = f", {application.num_running} of {application.num_wanted} replicas" if is_counted else ""
     obstacle = "" if application.obstacle is None else f": {application.obstacle}"
     return f"{application.name}: {application.state.value}{replicas}{obstacle}"
-
-
-def _counts(application: Application) -> bool:
-    """Return whether the number of running replicas is worth a word."""
-    return application.state is State.LOADING and application.num_wanted > 1
 
 
 def _print(line: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
-from types import MappingProxyType, NoneType
+from types import NoneType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -22,42 +22,34 @@ HOUR_S, DAY_S = 3600.0, 86_400.0
 OF_A_TENANT, OF_LIMITS = "What it may", "How much of it"
 
 
-FIELDS: Mapping[str, str] = MappingProxyType(
-    {
-        "weight": "Its share beside the others'.",
-        "priority": "interactive, standard or batch.",
-        "max_n": "Completions of one prompt, or none.",
-        "max_tokens": "Of one completion, or none.",
-        "cache_group": "Whose members share cached prefixes, or none.",
-        "log_texts": "Share of its requests whose texts are logged; 0 is none.",
-        "resumes": "Whether its streams are kept for clients that lose them.",
-    }
-)
-LIMITS: Mapping[str, str] = MappingProxyType(
-    {
-        "requests_per_minute": "Begun in any minute, or none.",
-        "tokens_per_minute": "Of prompts and completions, or none.",
-        "max_in_flight": "Requests at once, or none.",
-        "max_in_flight_tokens": "Tokens at once, or none.",
-        "budget_per_day": "In the currency of the prices, or none.",
-        "budget_per_month": "In the currency of the prices, or none.",
-    }
-)
-LISTS: Mapping[str, str] = MappingProxyType(
-    {
-        "models": "Patterns of models that it may use: base, base:adapter, base:*, *.",
-        "publishes": "Patterns of names that it may publish adapters under: base:adapter, base:team-*.",
-        "cors_origins": "Web pages that may call with its keys.",
-    }
-)
-KINDS: Mapping[type, tuple[str, str]] = MappingProxyType(
-    {
-        bool: ("true|false", "true or false"),
-        int: ("INTEGER", "an integer"),
-        float: ("NUMBER", "a number"),
-        str: ("TEXT", "a text"),
-    }
-)
+FIELDS: Mapping[str, str] = {
+    "weight": "Its share beside the others'.",
+    "priority": "interactive, standard or batch.",
+    "max_n": "Completions of one prompt, or none.",
+    "max_tokens": "Of one completion, or none.",
+    "cache_group": "Whose members share cached prefixes, or none.",
+    "log_texts": "Share of its requests whose texts are logged; 0 is none.",
+    "resumes": "Whether its streams are kept for clients that lose them.",
+}
+LIMITS: Mapping[str, str] = {
+    "requests_per_minute": "Begun in any minute, or none.",
+    "tokens_per_minute": "Of prompts and completions, or none.",
+    "max_in_flight": "Requests at once, or none.",
+    "max_in_flight_tokens": "Tokens at once, or none.",
+    "budget_per_day": "In the currency of the prices, or none.",
+    "budget_per_month": "In the currency of the prices, or none.",
+}
+LISTS: Mapping[str, str] = {
+    "models": "Patterns of models that it may use: base, base:adapter, base:*, *.",
+    "publishes": "Patterns of names that it may publish adapters under: base:adapter, base:team-*.",
+    "cors_origins": "Web pages that may call with its keys.",
+}
+KINDS: Mapping[type, tuple[str, str]] = {
+    bool: ("true|false", "true or false"),
+    int: ("INTEGER", "an integer"),
+    float: ("NUMBER", "a number"),
+    str: ("TEXT", "a text"),
+}
 """What a value is called where it is asked for, and where it is refused."""
 
 

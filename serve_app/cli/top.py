@@ -117,10 +117,14 @@ class Look:
     at_s: float
     series: Series
 
+    def values(self, name: str, **labels: str) -> list[float]:
+        """Return what each series of that name says that has these labels."""
+        wanted = set(labels.items())
+        return [value for (each, own), value in self.series.items() if each == PREFIX + name and wanted <= set(own)]
+
     def value(self, name: str, **labels: str) -> float:
         """Return the sum of all series of that name that have these labels."""
-        wanted = set(labels.items())
-        return sum(value for (each, own), value in self.series.items() if each == PREFIX + name and wanted <= set(own))
+        return sum(self.values(name, **labels))
 
     def gained(self, before: Look, name: str, **labels: str) -> float:
         """Return what counters of that name with these labels have gained since an earlier look.
@@ -240,7 +244,7 @@ def _scale(now: Look, model: str) -> ScaleRow:
     wanted, starting, draining = (
         int(now.value("model_replicas", model=model, state=state)) for state in ("wanted", "starting", "draining")
     )
-    running = sum(dict(own).get("model") == model for name, own in now.series if name == f"{PREFIX}replica_blocks")
+    running = len(now.values("replica_blocks", model=model))
     return ScaleRow(model=model, running=running, wanted=wanted, starting=starting, draining=draining)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -11,7 +12,7 @@ from typer.core import TyperGroup
 from serve_app.cli import batch, bench, capsules, chat, commands, complete, listing, top, whatif
 from serve_app.cli import tenancy_commands as tenancy
 from serve_app.cli.offering import offering
-from serve_app.cli.parameters import chat_offers, completion_offers
+from serve_app.cli.parameters import offers
 from serve_app.cli.tenancy_commands import scope_offers, tenant_offers
 from serve_app.core.version import service_version
 
@@ -25,18 +26,16 @@ SERVE, ASK, LOOK, FOLDERS, TENANCY = (
 )
 
 
-ELSEWHERE = MappingProxyType(
-    {
-        **dict.fromkeys(("serve", "run", "start", "deploy"), "up"),
-        **dict.fromkeys(("stop", "shutdown", "kill"), "down"),
-        **dict.fromkeys(("list", "ls"), "models"),
-        **dict.fromkeys(("status", "ps"), "top"),
-        **dict.fromkeys(("validate", "lint"), "check"),
-        **dict.fromkeys(("generate", "completion"), "complete"),
-        "version": "--version",
-        "help": "--help",
-    }
-)
+ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("serve", "run", "start", "deploy"), "up"),
+    **dict.fromkeys(("stop", "shutdown", "kill"), "down"),
+    **dict.fromkeys(("list", "ls"), "models"),
+    **dict.fromkeys(("status", "ps"), "top"),
+    **dict.fromkeys(("validate", "lint"), "check"),
+    **dict.fromkeys(("generate", "completion"), "complete"),
+    "version": "--version",
+    "help": "--help",
+}
 """What other programs call a command of ours."""
 
 
@@ -61,7 +60,8 @@ def command() -> Any:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    of_completions, of_chats = offering(completion_offers), offering(chat_offers)  # every parameter is an option
+    # every parameter is an option
+    of_completions, of_chats = (offering(partial(offers, kind)) for kind in ("CompletionRequest", "ChatRequest"))
     for panel, kind, each in (
         (SERVE, None, commands.up),
         (SERVE, None, commands.down),

@@ -198,7 +198,8 @@ def _serve(cluster: Cluster, file: Path, told: LineTelling) -> int:
     try:
         loss = _watch(cluster, file, told)
     except KeyboardInterrupt:
-        return _stop(cluster)
+        print("\nStopping…", file=sys.stderr, flush=True)
+        return Exit.DONE if _shut_down(cluster) else Exit.FAILED
     if loss is None and not cluster.process.wait():
         return Exit.DONE
     loss = loss or Loss(what="the cluster ended by itself")
@@ -302,11 +303,6 @@ def _be_interrupted_by_signals() -> None:
 
 def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
-
-
-def _stop(cluster: Cluster) -> int:
-    print("\nStopping…", file=sys.stderr, flush=True)
-    return Exit.DONE if _shut_down(cluster) else Exit.FAILED
 
 
 def _shut_down(cluster: Cluster) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from statistics import median
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serve_app.cli.bench import Answer, ask
+from serve_app.cli.bench import Answer, drive
 from serve_app.cli.client import Service
 from serve_app.cli.offering import CLUSTER_FILE, SWITCH, URL, AsJson, Key, Url, service
 from serve_app.cli.screen import CommandFailed, Exit, console, remark, say, say_json, table
+from serve_app.cli.top import PATH, PREFIX, read_look
 
 if TYPE_CHECKING:
     from serve_app.whatif.fitting import Measured
@@ -164,7 +164,7 @@ def _part(value: float | None) -> str:
 LEAST_ID, MOST_ID = 3, 255
 """Token ids of prompts, which every vocabulary has."""
 LONG, SHORT = 1024, 32
-REPLICA = "serve_app_replica_"
+REPLICA = "replica_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,8 +253,7 @@ def measure(
 
 def _sent(service: Service, bodies: list[dict[str, object]]) -> list[Answer]:
     """Send requests at once, and return the answers to them. Raises CommandFailed where one fails."""
-    with ThreadPoolExecutor(len(bodies)) as threads:
-        answers = list(threads.map(lambda body: ask(service, body), bodies))
+    answers = drive(service, iter(bodies), num_clients=len(bodies), told=lambda: None)
     for each in answers:
         if each.error is not None:
             raise CommandFailed(each.error, each.code)
@@ -272,17 +271,11 @@ def _body(model: str, ids: list[int], max_tokens: int) -> dict[str, object]:
 
 def _told(service: Service, base: str) -> dict[str, float]:
     """Return what /metrics says of the model's replica. Raises CommandFailed where it is not one."""
-    from prometheus_client.parser import text_string_to_metric_families  # imported here: only `whatif fit` needs it
-
-    names = ("blocks", "kv_bytes", "adapter_load_seconds")
-    found: dict[str, list[float]] = {name: [] for name in names}
-    for family in text_string_to_metric_families(service.text("/metrics", word=REPLICA)):
-        name = family.name.removeprefix(REPLICA)
-        if name in found:
-            found[name] += [each.value for each in family.samples if each.labels.get("model") == base]
-    if len(found["blocks"]) != 1:
+    look = read_look(service.text(PATH, word=PREFIX + REPLICA), 0.0)
+    if (num_replicas := len(look.values(f"{REPLICA}blocks", model=base))) != 1:
         must = "costs are measured of one replica: set num_replicas to 1 for as long as it takes"
-        raise CommandFailed(f"{base!r} has {len(found['blocks'])} replicas, and {must}")
-    num_blocks, kv_bytes, load_s = (sum(found[name]) for name in names)
+        raise CommandFailed(f"{base!r} has {num_replicas} replicas, and {must}")
+    names = ("blocks", "kv_bytes", "adapter_load_seconds")
+    num_blocks, kv_bytes, load_s = (look.value(REPLICA + name, model=base) for name in names)
     told: dict[str, float] = {"num_blocks": int(num_blocks), "block_bytes": int(kv_bytes) // max(1, int(num_blocks))}
     return told | ({"load_s": load_s} if load_s else {})

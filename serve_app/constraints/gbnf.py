@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from typing import NoReturn, assert_never
 
 from serve_app.constraints.limits import MOST, Refusal, check_length
@@ -398,17 +399,12 @@ def _references(node: Node) -> frozenset[str]:
 
 def _regular(references: Mapping[str, frozenset[str]]) -> list[str]:
     """Return the names of rules that are not recursive, each behind those it refers to."""
-    users = defaultdict(list)
-    num_open = {name: len(others) for name, others in references.items()}
-    for name, others in references.items():
-        for other in others:
-            users[other].append(name)
-    found = [name for name, count in num_open.items() if not count]
-    for name in found:
-        for user in users[name]:
-            num_open[user] -= 1
-            if not num_open[user]:
-                found.append(user)
+    sorter, found = TopologicalSorter(references), list[str]()
+    with suppress(CycleError):
+        sorter.prepare()
+    while ready := sorter.get_ready():  # those on a circle, and those that refer to one, never are
+        found += ready
+        sorter.done(*ready)
     return found
 
 

@@ -326,13 +326,13 @@ def _types(schema: dict[str, Any]) -> frozenset[str]:
     found = schema.get("type")
     if found is None:
         values = _values(schema)
-        return TYPE_NAMES if values is None else frozenset(t for text in values for t in _types_of(json.loads(text)))
+        return (
+            TYPE_NAMES
+            if values is None
+            else frozenset(each for text in values for each in TYPES_OF.get(type(json.loads(text)), ("object",)))
+        )
     types = frozenset(found if isinstance(found, list) else (found,))
     return types | {"integer"} if "number" in types else types
-
-
-def _types_of(value: Any) -> tuple[str, ...]:
-    return TYPES_OF.get(type(value), ("object",))
 
 
 def _properties(schema: dict[str, Any]) -> set[str]:

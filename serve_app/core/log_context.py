@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import islice
 
 MAX_NAMED = 32
 """Requests that one log line names at most."""
@@ -29,8 +30,4 @@ def about(client_request_ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 def distinct(client_request_ids: Iterable[str]) -> tuple[str, ...]:
     """Return each id once, at most `MAX_NAMED`; empty ids are left out."""
-    found: dict[str, None] = {}
-    for each in client_request_ids:
-        if each and len(found) < MAX_NAMED:
-            found[each] = None
-    return tuple(found)
+    return tuple(islice(dict.fromkeys(filter(None, client_request_ids)), MAX_NAMED))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from serve_app.core.delta import Delta, PromptReport, TokenLogprob
@@ -128,11 +128,7 @@ def _num_scores(delta: Delta) -> int:
     """Return how many log-probabilities a delta has."""
     report = delta.prompt
     of_prompt = () if report is None else (report.logprobs or (), report.whole_logprobs or ())
-    return sum(_num_of(entries) for entries in (delta.logprobs, *of_prompt) if entries)
-
-
-def _num_of(entries: Iterable[TokenLogprob]) -> int:
-    return sum([1 + len(entry.top) for entry in entries])
+    return sum([1 + len(entry.top) for entries in (delta.logprobs, *of_prompt) for entry in entries])
 
 
 class _Completion:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TypeVar
 
 from serve_app.api.completion import CompletionRequest
-from serve_app.api.listings import ExplainedPart, Room
+from serve_app.api.listings import ExplainedAdapter, ExplainedPart, Room
 from serve_app.core.cards import ModelCard
 from serve_app.core.errors import InvalidRequest, ModelLoading, ReplicaLost
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Tokenization, TokenizeRequest
 from serve_app.core.request import GenerationRequest, leaves_no_room
+from serve_app.core.tenants import NANO
 from serve_app.router.fleet import MAX_NAMED, View
 from serve_app.router.link import ReplicaLink
 from serve_app.router.router import Router
@@ -113,18 +115,21 @@ class Explainer:
     ) -> ExplainedPart:
         room = room_of(request, num_tokens, max_model_len=card.max_model_len)
         longest = room.max_completion_tokens if room.max_completion_tokens is not None else card.max_model_len
-        prompt = room.kept_tokens if room.kept_tokens is not None else card.max_model_len
-        price = self._router.prices.of(request.model.base, request.model.adapter)
+        prompt = room.kept_prompt_tokens if room.kept_prompt_tokens is not None else card.max_model_len
+        model, price = request.model, self._router.prices.of(request.model.base, request.model.adapter)
         cost = price.cost(prompt_tokens=prompt, cached_tokens=0, completion_tokens=request.n * longest)
+        parts = (ExplainedAdapter(name=each.adapter, version=each.version, scale=each.scale) for each in model.parts)
         return ExplainedPart(
-            model=request.model,
-            prompt_index=request.prompt_index,
-            num_completions=request.n,
+            **asdict(room),
+            model=model.name,
+            base=model.base,
+            adapters=tuple(parts),
+            prompt=request.prompt_index,
+            completions=request.n,
             max_model_len=card.max_model_len,
-            room=room,
-            cost=0 if room.reason else cost,
+            default_sampling=defaults,
+            cost_at_most=0 if room.refused_because else cost / NANO,
             price=price,
-            defaults=defaults,
         )
 
     async def _count(self, request: GenerationRequest) -> int | None:
@@ -154,13 +159,13 @@ def room_of(request: GenerationRequest, num_tokens: int | None, *, max_model_len
     kept = context.num_kept(kept, max_tokens=wanted, max_model_len=max_model_len)
     if leaves_no_room(kept, wanted, max_model_len=max_model_len):
         reason = f"The prompt has {kept} tokens, and the model's context is {max_model_len}."
-        return Room(prompt_tokens=num_tokens, kept_tokens=kept, reason=reason)
+        return Room(prompt_tokens=num_tokens, kept_prompt_tokens=kept, refused_because=reason)
     room = max_model_len - kept
     if wanted is not None and wanted > room and not context.shortens_completion:
         reason = f'"{context.max_tokens_name}" must be at most {room} beside a prompt of {kept} tokens; found {wanted}.'
-        return Room(prompt_tokens=num_tokens, kept_tokens=kept, reason=reason)
+        return Room(prompt_tokens=num_tokens, kept_prompt_tokens=kept, refused_because=reason)
     return Room(
         prompt_tokens=num_tokens,
-        kept_tokens=kept,
+        kept_prompt_tokens=kept,
         max_completion_tokens=room if wanted is None else min(wanted, room),
     )

@@ -64,15 +64,7 @@ class StepCosts:
 
     def of(self, work: Work) -> float:
         """Return the seconds that such work takes."""
-        return (
-            self.steps * work.steps
-            + self.prompt_tokens * work.prompt_tokens
-            + self.prompt_pairs * work.prompt_pairs
-            + self.rows * work.rows
-            + self.context * work.context
-            + self.adapters * work.adapters
-            + self.chunks * work.chunks
-        )
+        return sum(float(getattr(self, name)) * amount for name, amount in zip(Work._fields, work, strict=True))
 
     def told(self, observed: Observation) -> float:
         """Return the seconds that a burst takes by these costs."""

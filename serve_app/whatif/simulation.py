@@ -84,7 +84,14 @@ class Outcome:
 
 def simulate(trace: Sequence[Asked], service: Service, *, num_replicas: int, policy: PlacementPolicy) -> Outcome:
     """Return what would have become of a trace. The same arguments give the same outcome."""
-    return _run(_simulated(trace, service, num_replicas, policy))
+
+    async def simulated() -> Outcome:
+        router = await _played(trace, service, num_replicas, policy)
+        outcome = _outcome(router.served, num_replicas=num_replicas, policy=policy, replicas=router.replicas)
+        await router.close()
+        return outcome
+
+    return _run(simulated())
 
 
 def policies_of(text: str) -> list[PlacementPolicy]:
@@ -165,13 +172,6 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
         return run()
     with ThreadPoolExecutor(1) as threads:
         return threads.submit(run).result()
-
-
-async def _simulated(trace: Sequence[Asked], service: Service, num_replicas: int, policy: PlacementPolicy) -> Outcome:
-    router = await _played(trace, service, num_replicas, policy)
-    outcome = _outcome(router.served, num_replicas=num_replicas, policy=policy, replicas=router.replicas)
-    await router.close()
-    return outcome
 
 
 async def _played(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from copy import copy
 from typing import Any
 
 import pytest
@@ -102,6 +105,14 @@ def test_hints_are_taken_in_every_dialect(dialect: str) -> None:
         ({"tools": [LOOK, {"type": "web_search"}]}, "tools[1].type", "Describe it as a function"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input[0].type", "Send the whole conversation"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type", "as text"),
+        (
+            {"input": [{"role": "user", "content": [{"type": ["input_text"]}]}]},
+            "input[0].content[0]",
+            '"type" is "text"',
+        ),
+        ({"input": [{"type": "reasoning", "content": 1.5}]}, "input[0].content", "a list of texts"),
+        ({"input": [{"type": "reasoning", "summary": ["hm"]}]}, "input[0].summary", "a list of texts"),
+        ({"input": [{"type": "reasoning", "summary": [{"text": {}}]}]}, "input[0].summary", "a list of texts"),
         ({"input": None}, "input", "a string, or a list of items"),
         ({"input": []}, "input", "a string, or a list of items"),
         ({"input": ["a"], "instructions": "b"}, "input[0]", "a message, a function call"),
@@ -171,6 +182,41 @@ def test_thoughts_text_and_calls_are_items_in_the_order_in_which_they_come() -> 
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == response["output"]
     assert all(count == 1 for count in Counter(item["id"] for item in response["output"]).values())
+
+
+WHOLE: dict[str, Any] = {
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "go"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        said("I look."),
+        call("a"),
+        {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "rain"}]},
+    ],
+    "include": ["message.output_text.logprobs"],
+    "reasoning": {"effort": "low"},
+    "text": {"format": {"type": "json_schema", "schema": {}}},
+    "tools": [LOOK],
+    "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+}
+
+
+def variants(value: Any, odd: object) -> Iterator[Any]:
+    """The value with something odd in the place of each of its parts, one at a time."""
+    yield odd
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        for each in variants(value[key], odd):
+            changed = copy(value)
+            changed[key] = each
+            yield changed
+
+
+@pytest.mark.parametrize("odd", [None, True, 7, 1.5, "", "x", [], ["x"], [[]], {}, {"type": []}, {"type": "text"}])
+def test_whatever_stands_anywhere_is_read_or_refused(odd: object) -> None:
+    for members in variants(WHOLE, odd):
+        if isinstance(members, dict):
+            with suppress(InvalidRequest):
+                read(**members)
 
 
 @pytest.mark.parametrize(

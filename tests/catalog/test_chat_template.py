@@ -74,6 +74,7 @@ def test_what_transformers_saves_is_what_it_takes_for_tools(tmp_path: Path, *, a
         ({"tokenizer_config_json": {"chat_template": 5}}, 'must be a text, a list of objects with "name"'),
         ({"tokenizer_config_json": {"chat_template": ["t"]}}, "must be a text, a list"),
         ({"chat_template_json": {"chat_template": [{"name": "default"}]}}, "must be a text, a list"),
+        ({"chat_template_json": {"chat_template": [{"name": ["default"], "template": "t"}]}}, "must be a text, a list"),
         ({"chat_template_json": "{"}, "is not JSON"),
         ({"tokenizer_config_json": "["}, "is not JSON"),
         ({"chat_template_jinja": "x" * (MAX_TEMPLATE_BYTES + 1)}, "at most 1048576 are read"),

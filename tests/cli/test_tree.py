@@ -14,7 +14,7 @@ from serve_app.api.chat import CHAT_PARAMETERS
 from serve_app.api.parameters import PARAMETERS, Carried
 from serve_app.cli import main
 from serve_app.cli.main import DEBUG_VARIABLE
-from serve_app.cli.parameters import OWN
+from serve_app.cli.parameters import OWN, PANELS
 from serve_app.cli.screen import MEANINGS, Exit
 from serve_app.cli.tree import command
 from tests.cli.served import CommandLine
@@ -100,6 +100,12 @@ def test_every_parameter_of_the_contract_is_an_option(name: str, table: dict[str
     carried = {parameter for parameter, what in table.items() if isinstance(what, Carried)}
     assert {f"--{parameter.replace('_', '-')}" for parameter in carried - OWN} <= offered
     assert len(carried) > 60
+
+
+def test_parameters_stand_in_the_help_by_their_subjects(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["chat", "--help-all"])
+    told = capsys.readouterr().out
+    assert [panel for panel in PANELS.values() if f" {panel} " not in told] == []
 
 
 def test_a_fault_is_one_line_and_a_traceback_only_on_request(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ WALLS = {
     "core": wall(theirs="annotated_types"),
     "sandbox": wall("core"),
     "api": wall("core", "pydantic"),
-    "catalog": wall("core", "safetensors fsspec aiohttp"),
+    "catalog": wall("core", "fsspec aiohttp"),
     "tenants": wall("core", "sqlalchemy"),
     "text": wall("core", "transformers tokenizers"),
     "tools": wall("core"),

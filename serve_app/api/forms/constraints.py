@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from serve_app.api.error_text import shown
 from serve_app.api.forms.form import Boolean, Form, Terms, Value, check_amount
@@ -83,13 +83,10 @@ class Grammar:
     def read(self, value: Value) -> Constraint | None:
         if isinstance(value.sent, str):
             return _constraint("gbnf", value.sent, value) if value.sent else None
-        kind = value.sent.get("type") if isinstance(value.sent, dict) else None
-        read = TAGGED.get(kind) if isinstance(kind, str) else None
-        if read is None or not isinstance(value.sent, dict):
-            raise value.refused(self.words(value.terms))
-        if value.sent.get("value") is None:
+        read, sent = _by_type(TAGGED, value, self)
+        if sent.get("value") is None:
             raise value.part_refused("value", 'what the "type" says', None)
-        return read(value.sent["value"], value)
+        return read(sent["value"], value)
 
 
 class ResponseFormat:
@@ -113,11 +110,19 @@ class ResponseFormat:
         )
 
     def read(self, value: Value) -> Constraint | None:
-        kind = value.sent.get("type") if isinstance(value.sent, dict) else None
-        read = FORMATS.get(kind) if isinstance(kind, str) else None
-        if read is None or not isinstance(value.sent, dict):
-            raise value.refused(self.words(value.terms))
-        return read(value.sent, value)
+        read, sent = _by_type(FORMATS, value, self)
+        return read(sent, value)
+
+
+Read = TypeVar("Read")
+
+
+def _by_type(table: Mapping[str, Read], value: Value, form: Form) -> tuple[Read, Mapping[str, object]]:
+    """Return what reads an object of its `type`, and that object. Raises InvalidRequest for another value."""
+    kind = value.sent.get("type") if isinstance(value.sent, dict) else None
+    if not isinstance(value.sent, dict) or not isinstance(kind, str) or kind not in table:
+        raise value.refused(form.words(value.terms))
+    return table[kind], value.sent
 
 
 def _tagged_text(kind: ConstraintKind) -> Callable[[object, Value], Constraint]:
@@ -345,8 +350,7 @@ class StructuredOutputs:
         is_compact = sent.pop(COMPACT, False)
         found = {}
         for name in KINDS.keys() & sent.keys():
-            within = replace(value, name=f"{value.name}[{shown(name)}]", sent=sent[name])
-            found[name] = KINDS[name].read(within)
+            found[name] = KINDS[name].read(value.part(name, sent[name]))
         sources = [(name, found[name]) for name in KINDS if found.get(name) is not None]
         if len(sources) > 1:
             both = " and ".join(name for name, _ in sources)
@@ -356,12 +360,12 @@ class StructuredOutputs:
         return _compact(constraint) if is_compact else constraint
 
     def _check_name(self, name: str, sent: Mapping[str, object], value: Value) -> None:
-        path = f"{value.name}[{shown(name)}]"
+        part = value.part(name, sent[name])
         if name in NEUTRAL_OPTIONS and sent[name] is not False:
             must = "be absent, as it is not carried out here"
-            raise UnsupportedParameter.refusing(path, must=must, found=shown(sent[name]))
+            raise UnsupportedParameter.refusing(part.name, must=must, found=shown(sent[name]))
         if name == COMPACT:
-            Boolean().read(replace(value, name=path, sent=sent[name]))
+            Boolean().read(part)
         elif name not in KINDS and name not in NEUTRAL_OPTIONS:
             raise value.refused(self.words(value.terms))
 

@@ -73,13 +73,19 @@ class Value:
     def refused(self, allowed: str) -> InvalidRequest:
         return InvalidRequest.refusing(self.name, must=f"be {allowed}", found=shown(self.sent))
 
-    def part_refused(self, at: int | str, allowed: str, found: object) -> InvalidRequest:
-        path = f"{self.name}[{at if isinstance(at, int) else shown(at)}]"
-        return InvalidRequest.refusing(path, must=f"be {allowed}", found=shown(found))
+    def part(self, at: int | str, sent: object) -> Value:
+        """Return an element or a member, under a name of its own."""
+        return replace(self, name=f"{self.name}[{at if isinstance(at, int) else shown(at)}]", sent=sent)
 
-    def elements(self, max_length: int, allowed: str) -> list[object]:
-        """Return the list that was sent. Raises InvalidRequest for anything else, or if it is too long."""
-        if not isinstance(self.sent, list):
+    def part_refused(self, at: int | str, allowed: str, found: object) -> InvalidRequest:
+        return self.part(at, found).refused(allowed)
+
+    def elements(self, max_length: int, allowed: str, *, is_needed: bool = False) -> list[object]:
+        """Return the list that was sent. Raises InvalidRequest for anything else, or if it is too long.
+
+        is_needed: whether it must have an element
+        """
+        if not isinstance(self.sent, list) or (is_needed and not self.sent):
             raise self.refused(allowed)
         if len(self.sent) > max_length:
             raise InvalidRequest.refusing(self.name, must=f"be {allowed}", found=f"{len(self.sent)} elements")
@@ -383,8 +389,8 @@ class Breakers:
         if isinstance(value.sent, str):
             with suppress(ValueError, RecursionError):
                 value = replace(value, sent=json.loads(value.sent))
-        elements = value.elements(value.terms.limits.max_stop_strings, words)
-        if not elements or "" in elements:
+        elements = value.elements(value.terms.limits.max_stop_strings, words, is_needed=True)
+        if "" in elements:
             raise value.refused(words)
         return tuple(dict.fromkeys(_all_checked(elements, value)))
 

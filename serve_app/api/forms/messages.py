@@ -65,9 +65,7 @@ class Messages:
 
     def read(self, value: Value) -> tuple[Message, ...]:
         terms = value.terms
-        sent = value.elements(terms.limits.max_messages, self.words(terms))
-        if not sent:
-            raise value.refused(self.words(terms))
+        sent = value.elements(terms.limits.max_messages, self.words(terms), is_needed=True)
         messages = tuple(_read(each, f"{value.name}[{at}]", terms.limits) for at, each in enumerate(sent))
         check_amount(len(images_of(messages)), terms.limits.max_images, value.name, must=MOST_IMAGES)
         num_chars = sum(map(_num_chars, messages))

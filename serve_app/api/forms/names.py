@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from serve_app.api.error_text import nearest
 from serve_app.api.forms.form import TOKEN_ID, Real, Terms, Text, Value, integral, is_token_id
@@ -26,14 +27,8 @@ class ModelNames:
     def read(self, value: Value) -> str | tuple[str, ...]:
         if isinstance(value.sent, str):
             return NAME.read(value)
-        allowed = self.words(value.terms)
-        elements = value.elements(value.terms.limits.max_models, allowed)
-        if not elements:
-            raise value.refused(allowed)
-        return tuple(
-            NAME.read(Value(name=f"{value.name}[{at}]", sent=element, terms=value.terms))
-            for at, element in enumerate(elements)
-        )
+        elements = value.elements(value.terms.limits.max_models, self.words(value.terms), is_needed=True)
+        return tuple(NAME.read(value.part(at, element)) for at, element in enumerate(elements))
 
 
 SCALE = Real(low=-MAX_SCALE, high=MAX_SCALE)
@@ -99,7 +94,7 @@ def _scale(value: Value, at: int, element: object) -> tuple[int, float]:
     number = integral(element["id"])
     if not is_token_id(number):
         raise value.part_refused(at, 'an object whose "id" is the number of an adapter', element)
-    return number, SCALE.read(Value(name=f"{value.name}[{at}].scale", sent=element["scale"], terms=value.terms))
+    return number, SCALE.read(replace(value, name=f"{value.name}[{at}].scale", sent=element["scale"]))
 
 
 SAMPLER_NAMES: Mapping[str, SamplerName] = {

@@ -201,10 +201,7 @@ class TokenList:
         return array(items, least=int(self.is_needed), most=self.max_ids(terms))
 
     def read(self, value: Value) -> tuple[int, ...]:
-        words = self.words(value.terms)
-        elements = value.elements(self.max_ids(value.terms), words)
-        if self.is_needed and not elements:
-            raise value.refused(words)
+        elements = value.elements(self.max_ids(value.terms), self.words(value.terms), is_needed=self.is_needed)
         found = [
             _token_id(value, at, element)
             for at, element in enumerate(elements)

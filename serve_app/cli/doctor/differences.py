@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from serve_app.cli.address import EVERY_INTERFACE, args_of, read_cluster_file, store_of
+from serve_app.cli.address import EVERY_INTERFACE, address_of, args_of, read_cluster_file, store_of
 from serve_app.cli.doctor.gathering import Verdict, error, exit_code_of, note, warning
 from serve_app.cli.doctor.nodes import FAULT_TOLERANCE, Node, Question, connect, look
 from serve_app.cli.doctor.report import told
@@ -45,8 +45,7 @@ def run(file: str, *, as_json: bool = False) -> int:
     """Look at every node of the cluster, and say what was seen; the exit code. Raises CommandFailed."""
     content = read_cluster_file(Path(file))
     connect()
-    port = int((content.get("http_options") or {}).get("port", 8000))
-    is_everywhere = content.get("proxy_location", "EveryNode") == "EveryNode"
+    port, is_everywhere = address_of(file).port, content.get("proxy_location", "EveryNode") == "EveryNode"
     nodes = look(question_of(content), port, place_of_store(content), has_every_proxy=is_everywhere)
     verdicts = examine(Seen(nodes=nodes, content=content))
     code = exit_code_of(verdicts, was_seen=True)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from serve_app.api.paths import OPEN, AdminPath
 from serve_app.api.paths import Path as Route
 from serve_app.check.document import Severity
-from serve_app.cli.address import address_of, read_cluster_file, store_of
+from serve_app.cli.address import Address, address_of, read_cluster_file, store_of
 from serve_app.cli.client import check_url
 from serve_app.cli.processes import (
     Process,
@@ -244,10 +244,9 @@ def _ray_answers(listeners: Sequence[Listener]) -> Iterator[tuple[str, int]]:
     """Yield what is answered by whatever speaks HTTP among the sockets of Ray's dashboard."""
     for each in listeners:
         if each.is_dashboard:
-            host = "127.0.0.1" if each.is_outside else each.address
-            url = f"http://[{host}]:{each.port}" if ":" in host else f"http://{host}:{each.port}"
+            url = Address(host="127.0.0.1" if each.is_outside else each.address, port=each.port)
             for path in RAY_PATHS:
-                answer = ask(url, "GET", path)
+                answer = ask(str(url), "GET", path)
                 if answer is not None and (answer.status != 200 or "json" in answer.kind):
                     yield f"{url}{path}", answer.status  # exporters of metrics answer any path with metrics
 
