@@ -1,4 +1,4 @@
-"""What kernels take and give: rows, tiles, the scoring of keys; and the check of kernels for adapters."""
+"""What kernels take and give: stretches, tiles, the scoring of keys; and the check of kernels for adapters."""
 
 from __future__ import annotations
 
@@ -9,15 +9,6 @@ from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One query: which packed token it is, and its keys, from a position in the step's slots on."""
-
-    token: int
-    position: int
-    num_keys: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

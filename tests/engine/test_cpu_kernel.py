@@ -17,10 +17,12 @@ from serve_app.kernels.cpu import rows as kernels
 from serve_app.kernels.cpu import tiles
 from serve_app.kernels.cpu.attention import STRETCH, Form
 from serve_app.kernels.cpu.compiling import KINDS, Kernel, Machine
-from serve_app.kernels.cpu.rows import RowsKernel, Table, rows_kernel
+from serve_app.kernels.cpu.rows import Row, RowsKernel, Table, rows_kernel
 from serve_app.kernels.cpu.tiles import TilesKernel
-from serve_app.kernels.forms import Row, Scoring, Stretch
+from serve_app.kernels.forms import Scoring, Stretch
 from serve_app.kernels.openmp import libgomp
+from tests.engine.conftest import DEMO
+from tests.engine.harness import complete, config, make_engine, request
 
 pytestmark = pytest.mark.skipif(libgomp() is None, reason="needs torch's libgomp")
 
@@ -107,11 +109,11 @@ def test_a_row_gets_the_same_bits_alone_in_company_and_of_any_number_of_threads(
 def test_many_long_rows_are_attended_to_in_calls_that_leave_little(monkeypatch: pytest.MonkeyPatch) -> None:
     query, (keys, values) = drawn(9, 4, DIM), drawn(2, 3000, KV_HEADS, DIM, seed=3)
     lengths = (100, 3000, 2900, 5, 600, 513, 3000, 1, 2)
-    rows = [Row(token=at, position=3000 - length, num_keys=length) for at, length in enumerate(lengths)]
+    stretches = [Stretch(token=at, position=0, bounds=[(3000 - length, 3000)]) for at, length in enumerate(lengths)]
     found, slots = [], scattered(3000)
     for most, expected in ((kernels.ITEMS, [9]), (7, [2, 2, 2, 2, 1]), (1, [1] * 9)):
         monkeypatch.setattr(kernels, "ITEMS", most)
-        tables = RowsKernel.tables(rows)
+        tables = RowsKernel.lay(stretches)
         assert [table.num_rows for table in tables] == expected
         found.append(torch.full_like(query, torch.nan))
         for table in tables:
@@ -217,6 +219,30 @@ def test_a_step_is_attended_to_and_written_as_torch_would(
     assert torch.equal(*written)
 
 
+def test_layers_of_one_step_may_share_their_key_heads_among_other_numbers_of_queries() -> None:
+    layers = tuple(LayerShape(heads=heads, key_dim=DIM, value_dim=DIM) for heads in (4, 1))
+    made = PageStorage(
+        KeyValueShape(layers=layers), num_blocks=600, block_size=BLOCK, dtype=torch.float32, device=torch.device("cpu")
+    )
+    for seed, pool in enumerate(made._pools.values()):
+        pool.copy_(drawn(*pool.shape, seed=seed))
+    asked = readings((0, 100), (30, 1))
+    places, query = written_at(made, asked), drawn(101, 16, DIM, seed=5)
+    plan, expected = made.plan(asked, places), GroupedPlan(made, made.groups(asked), places)
+    for layer in range(2):
+        given = layer, query, None, None
+        found = plan.run(*given, scoring=Scoring(scale=DIM**-0.5))
+        torch.testing.assert_close(found, expected.run(*given, scoring=Scoring(scale=DIM**-0.5)), atol=2e-5, rtol=2e-5)
+
+
+def test_they_are_made_while_a_model_is_loaded_and_not_when_a_sequence_waits() -> None:
+    engine, caches = make_engine(config(DEMO)), (rows_kernel, tiles.tiles_kernel)
+    before = [each.cache_info().misses for each in caches]
+    assert all(before)
+    complete(engine, [(request("one"), [42] * 30)])
+    assert [each.cache_info().misses for each in caches] == before
+
+
 def test_what_the_kernel_does_not_know_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError
@@ -262,7 +288,7 @@ def test_prompts_of_any_length_and_form_get_what_torch_gives(
     slots, output, scale = scattered(800), torch.full_like(query, torch.nan), 0.3 / dim**0.5
     stretches = [Stretch(token=token, position=7 * token, bounds=causal(*span)) for token, span in spans.items()]
     made = prompts_kernel(group, dim, dtype, machine)
-    made.run(query, keys, values, slots, made.tiles(stretches), output, scale=scale)
+    made.run(query, keys, values, slots, *made.lay(stretches), output, scale=scale)
     for each in stretches:
         for number, (begin, end) in enumerate(each.bounds):
             seen, token = slots[each.position + begin : each.position + end], each.token + number
@@ -278,15 +304,15 @@ def test_a_prompt_gets_the_same_bits_in_any_chunks_in_company_and_of_any_number_
         Stretch(token=100, position=400, bounds=causal(9, 50)),
     ]
     together, alone = torch.zeros_like(query), torch.zeros_like(query)
-    made.run(query, keys, values, slots, made.tiles(whole), together, scale=0.125)
+    made.run(query, keys, values, slots, *made.lay(whole), together, scale=0.125)
     threads = torch.get_num_threads()
     for count in (1, 3):
         torch.set_num_threads(count)
         alone.zero_()
         for first, last in ((0, 13), (13, 14), (14, 100)):
             part = Stretch(token=first, position=0, bounds=whole[0].bounds[first:last])
-            made.run(query, keys, values, slots, made.tiles([part]), alone, scale=0.125)
-        made.run(query, keys, values, slots, made.tiles(whole[1:]), alone, scale=0.125)
+            made.run(query, keys, values, slots, *made.lay([part]), alone, scale=0.125)
+        made.run(query, keys, values, slots, *made.lay(whole[1:]), alone, scale=0.125)
         assert torch.equal(alone, together)
     torch.set_num_threads(threads)
 
@@ -294,9 +320,10 @@ def test_a_prompt_gets_the_same_bits_in_any_chunks_in_company_and_of_any_number_
 def test_with_amx_prompts_are_torchs_where_it_is_much_faster_and_elsewhere_where_the_kernel_is_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make, seconds = tiles.tiles_kernel.__wrapped__, iter(((1.2, 1.0), (1.4, 1.0)))  # ours and torch's
-    assert min(tiles.Trial.drawn(2, DIM, torch.float32).seconds(prompts_kernel(2, DIM, torch.float32))) > 0
-    monkeypatch.setattr(tiles.Trial, "seconds", lambda *_: next(seconds))
+    make, seconds = tiles.tiles_kernel.__wrapped__, iter((1.0, 1.2, 1.0, 1.4))  # torch's and ours
+    trial = kernels.Trial.drawn(2, DIM, torch.float32, tiles.TRIED)
+    assert tiles.seconds(trial.computed_by(prompts_kernel(2, DIM, torch.float32))) > 0
+    monkeypatch.setattr(tiles, "seconds", lambda _: next(seconds))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
     assert make(2, DIM, torch.float32) is not None
     assert make(2, DIM, torch.float32) is None
@@ -312,7 +339,7 @@ def test_what_is_no_number_stays_in_its_query_or_its_sequence(dtype: torch.dtype
     bounds = {0: causal(0, 20), 20: causal(80, 20), 40: causal(80, 20)}
     stretches = [Stretch(token=token, position=5 * token, bounds=each) for token, each in bounds.items()]
     made, output, scale = prompts_kernel(2, DIM, dtype), torch.zeros_like(query), DIM**-0.5
-    made.run(query, keys, values, torch.arange(400), made.tiles(stretches), output, scale=scale)
+    made.run(query, keys, values, torch.arange(400), *made.lay(stretches), output, scale=scale)
     assert output[5].isnan().all()
     assert output[:20].isfinite().all(dim=(1, 2)).sum() == 19, "key 30 comes behind all that it sees"
     assert output[20:40].isfinite().all()
@@ -325,7 +352,7 @@ def test_a_query_behind_a_window_sees_nothing_of_what_is_before_it() -> None:
     values[:64], keys[:64] = 1e30, 100.0
     bounds = [(60 + number, 100 + number) for number in range(30)]
     made, output = prompts_kernel(2, DIM, torch.float32), torch.zeros_like(query)
-    tiles_of_it = made.tiles([Stretch(token=0, position=0, bounds=bounds)])
+    [tiles_of_it] = made.lay([Stretch(token=0, position=0, bounds=bounds)])
     made.run(query, keys, values, torch.arange(200), tiles_of_it, output, scale=0.1)
     for number, (begin, end) in enumerate(bounds[4:], start=4):
         expected = exact(query[number], keys[begin:end], values[begin:end], scale=0.1)

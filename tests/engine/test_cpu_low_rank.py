@@ -15,8 +15,8 @@ from serve_app.engine.lora.modules import Parts
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
 from serve_app.kernels.cpu.compiling import Kernel
-from serve_app.kernels.cpu.low_rank import LowRankChanges, low_rank_kernels
-from serve_app.kernels.forms import PlainKernels
+from serve_app.kernels.cpu.low_rank import LowRankKernels, low_rank_kernels
+from serve_app.kernels.forms import AdaptedLinear, Adding, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 from serve_app.kernels.openmp import libgomp
 from tests.engine.adapter_files import load_adapter, save_adapter
@@ -192,13 +192,16 @@ def test_ranks_that_there_is_no_room_for_are_torchs() -> None:
 def test_kernels_that_compute_wrongly_are_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    own = LowRankChanges.__call__
+    own = LowRankKernels.adding
 
-    def wrong(self: LowRankChanges, y: Tensor, *args: object) -> None:
-        own(self, y, *args)  # type: ignore[arg-type]
-        y[3] += 0.5
+    def adding(self: LowRankKernels, parts: Sequence[AdaptedLinear]) -> Adding:
+        def wrong(y: Tensor, *args: object) -> None:
+            own(self, parts)(y, *args)  # type: ignore[arg-type]
+            y[3] += 0.5
 
-    monkeypatch.setattr(LowRankChanges, "__call__", wrong)
+        return wrong
+
+    monkeypatch.setattr(LowRankKernels, "adding", adding)
     assert low_rank_kernels.__wrapped__(torch.float32) is None
     assert "is wrong" in caplog.text
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from serve_app.engine.kv.storage import Group, GroupedPlan, Reading, Slots, Storage, attend_to_groups
-from serve_app.kernels.forms import Row, Scoring, Stretch
+from serve_app.kernels.forms import Scoring, Stretch
 from serve_app.kernels.interface import attention_kernels
 
 if TYPE_CHECKING:
-    from serve_app.kernels.cpu.rows import RowsKernel, Table
-    from serve_app.kernels.cpu.tiles import Tiles, TilesKernel
+    from serve_app.kernels.cpu.rows import RowsKernel
+    from serve_app.kernels.cpu.tiles import TilesKernel
 
-Bounds: TypeAlias = tuple[int | None, int | None]
-"""Window and chunk of a layer, as `Scoring` has them."""
 SHORT = 8
 """Up to so many queries of one sequence in a step are single rows: a token and the guesses behind it."""
 
@@ -49,75 +48,54 @@ class RowsPlan:
         self._readings = readings
         self._short = [each for each in readings if each.length <= SHORT]
         self._long = [each for each in readings if each.length > SHORT]
-        self._others: Sequence[Group] | None = None
-        self._written: dict[int, Tensor] = {}
-        self._read: dict[int, Tensor] = {}
-        self._stretches: dict[Bounds, list[Stretch]] = {}
-        self._tables: dict[Bounds, list[Table]] = {}
-        self._tiles: dict[Bounds, Tiles] = {}
-        self._by_torch: GroupedPlan | None = None
+        self._slots: dict[int, tuple[Tensor, Tensor]] = {}
+        self._laid: dict[tuple[object, ...], list[Any]] = {}
 
     def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
         keys, values = self._layers[layer]
         rows, prompts = kernels_of(query, keys.flat, values.flat, scoring)
         if rows is None or not (prompts or self._short):
-            return self._plan_of_torch().run(layer, query, key, value, scoring=scoring)
+            return self._by_torch.run(layer, query, key, value, scoring=scoring)
+        written, read = self._slots_of(keys)
         if key is not None and value is not None:
-            written = self._written_in(keys)
             keys.flat.index_copy_(0, written, key)
             values.flat.index_copy_(0, written, value)
-        output, read = query.new_empty(query.shape), self._read_in(keys)
-        for table in self._tables_for(rows, scoring) if self._short else ():
-            rows.run(query, keys.flat, values.flat, read, table, output, scale=scoring.scale)
+        output = query.new_empty(query.shape)
+        for kernel, readings in ((rows, self._short), (prompts, self._long)):
+            if kernel is None or not readings:
+                continue
+            for laid in self._laid_for(kernel, readings, scoring):
+                kernel.run(query, keys.flat, values.flat, read, laid, output, scale=scoring.scale)
         if prompts is None:
-            return attend_to_groups(self._storage, self._groups(), layer, query, scoring=scoring, output=output)
-        if self._long:
-            tiles = self._tiles_for(prompts, scoring)
-            prompts.run(query, keys.flat, values.flat, read, tiles, output, scale=scoring.scale)
+            return attend_to_groups(self._storage, self._groups, layer, query, scoring=scoring, output=output)
         return output
 
-    def _written_in(self, slots: Slots) -> Tensor:
-        """Return the slots of the step's tokens."""
-        if slots.spacing not in self._written:
-            self._written[slots.spacing] = slots.numbers(self._places)
-        return self._written[slots.spacing]
-
-    def _read_in(self, slots: Slots) -> Tensor:
-        """Return the slots of what short readings see, and then long ones, whole blocks."""
-        if slots.spacing not in self._read:
+    def _slots_of(self, keys: Slots) -> tuple[Tensor, Tensor]:
+        """Return the slots of the step's tokens, and of what short readings see, and then long ones, whole blocks."""
+        if keys.spacing not in self._slots:
             size = self._block_size
             blocks = [block for each in (*self._short, *self._long) for block in _blocks_of(each, size)]
-            self._read[slots.spacing] = (torch.tensor(blocks)[:, None] * slots.spacing + torch.arange(size)).flatten()
-        return self._read[slots.spacing]
+            read = (torch.tensor(blocks)[:, None] * keys.spacing + torch.arange(size)).flatten()
+            self._slots[keys.spacing] = keys.numbers(self._places), read
+        return self._slots[keys.spacing]
 
-    def _groups(self) -> Sequence[Group]:
-        if self._others is None:
-            self._others = self._groups_of(self._long)
-        return self._others
+    def _laid_for(self, kernel: RowsKernel | TilesKernel, readings: Sequence[Reading], scoring: Scoring) -> list[Any]:
+        """Return what the kernel is run for, as layers share it."""
+        name = kernel, scoring.window, scoring.chunk
+        if name not in self._laid:
+            size, before = self._block_size, () if readings is self._short else self._short
+            first = size * sum(len(_blocks_of(each, size)) for each in before)
+            stretches = stretches_of(readings, size, first=first, window=scoring.window, chunk=scoring.chunk)
+            self._laid[name] = [*kernel.lay(stretches)]
+        return self._laid[name]
 
-    def _tables_for(self, kernel: RowsKernel, scoring: Scoring) -> list[Table]:
-        name = scoring.window, scoring.chunk
-        if name not in self._tables:
-            self._tables[name] = kernel.tables(rows_of(self._stretches_for(name)[: len(self._short)]))
-        return self._tables[name]
+    @cached_property
+    def _groups(self) -> list[Group]:
+        return self._groups_of(self._long)
 
-    def _tiles_for(self, kernel: TilesKernel, scoring: Scoring) -> Tiles:
-        name = scoring.window, scoring.chunk
-        if name not in self._tiles:
-            self._tiles[name] = kernel.tiles(self._stretches_for(name)[len(self._short) :])
-        return self._tiles[name]
-
-    def _stretches_for(self, bounds: Bounds) -> list[Stretch]:
-        if bounds not in self._stretches:
-            window, chunk = bounds
-            both = (*self._short, *self._long)
-            self._stretches[bounds] = stretches_of(both, self._block_size, window=window, chunk=chunk)
-        return self._stretches[bounds]
-
-    def _plan_of_torch(self) -> GroupedPlan:
-        if self._by_torch is None:
-            self._by_torch = GroupedPlan(self._storage, self._groups_of(self._readings), self._places)
-        return self._by_torch
+    @cached_property
+    def _by_torch(self) -> GroupedPlan:
+        return GroupedPlan(self._storage, self._groups_of(self._readings), self._places)
 
 
 def kernels_of(
@@ -133,10 +111,10 @@ def kernels_of(
 
 
 def stretches_of(
-    readings: Sequence[Reading], block_size: int, *, window: int | None, chunk: int | None
+    readings: Sequence[Reading], block_size: int, *, first: int, window: int | None, chunk: int | None
 ) -> list[Stretch]:
-    """Return what each query sees; positions are among the slots of all blocks of the readings."""
-    found, first = [], 0
+    """Return what each query sees; positions are among the slots of all blocks, from the first one's on."""
+    found = []
     for reading in readings:
         bounds = []
         for position in range(reading.start, reading.num_keys):
@@ -146,15 +124,6 @@ def stretches_of(
         found.append(Stretch(token=reading.first_token, position=first, bounds=bounds))
         first += len(_blocks_of(reading, block_size)) * block_size
     return found
-
-
-def rows_of(stretches: Sequence[Stretch]) -> list[Row]:
-    """Return each query with the keys that it sees."""
-    return [
-        Row(token=each.token + number, position=each.position + begin, num_keys=end - begin)
-        for each in stretches
-        for number, (begin, end) in enumerate(each.bounds)
-    ]
 
 
 def _blocks_of(reading: Reading, block_size: int) -> Sequence[int]:

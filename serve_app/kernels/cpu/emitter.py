@@ -14,6 +14,8 @@ Kind: TypeAlias = Literal["bfloat16", "float16", "float32"]
 """Of numbers in memory; computed with are float32."""
 Value: TypeAlias = Any
 """Of LLVM: what an instruction gives."""
+Body: TypeAlias = Callable[..., Sequence[Value] | None]
+"""Of a loop: from an index and what is carried on to what is carried on from it."""
 
 INT16, INT32, INT64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 FLOAT, POINTER = ir.FloatType(), ir.PointerType()
@@ -26,30 +28,35 @@ POWERS = tuple(math.log(2) ** power / math.factorial(power) for power in range(7
 
 
 class Emitter:
-    """Appends to one function. Addresses are of LLVM's kind, indices and counts int64."""
+    """Writes the only function of a module. Addresses are of LLVM's kind, indices and counts int64.
 
-    def __init__(self, builder: Any, width: int) -> None:
-        """width: numbers of a vector"""
-        self.builder = builder
-        self.width = width
-        self.vector = ir.VectorType(FLOAT, width)
-        self._ints = ir.VectorType(INT32, width)
-        self._shorts = ir.VectorType(INT16, width)
+    of: the function's parameters, by their names
+    """
 
-    @classmethod
-    def of_function(cls, module: Any, name: str, width: int) -> tuple[Emitter, Value]:
-        """Begin a new function whose one argument is the address of its parameters; return that address as well."""
-        function = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
+    def __init__(self, name: str, parameters: Sequence[str], *, width: int, kind: Kind) -> None:
+        """Begin a function whose one argument is the address of its parameters, each int64.
+
+        width: numbers of a vector;  kind: of numbers in memory
+        """
+        self.module = ir.Module(name)
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
         function.attributes.add("nounwind")
         set.add(function.attributes, '"no-builtins"')  # which llvmlite does not know: no loop becomes a call of memset
-        return cls(ir.IRBuilder(function.append_basic_block("entry")), width), function.args[0]
+        self.builder = ir.IRBuilder(function.append_basic_block("entry"))
+        self.width = width
+        self.kind = kind
+        self.vector = ir.VectorType(FLOAT, width)
+        self._element = FLOAT if kind == "float32" else INT16
+        self._ints = ir.VectorType(INT32, width)
+        self._shorts = ir.VectorType(INT16, width)
+        self.of = {each: self.number(function.args[0], at, INT64) for at, each in enumerate(parameters)}
 
-    def take_items(self, counter: Value, count: Value, body: Callable[[Value], None]) -> None:
-        """The rest of a function: take the next item's number from a counter, for as long as there is one, and do this.
+    def take_items(self, count: Value, body: Callable[[Value], None]) -> Any:
+        """The rest of a function: take the next item's number, for as long as there is one, and do this.
 
-        counter: the address of an int64 that other threads take from, too
+        Threads take from the int64 at the parameter `counter`. Returns the module.
         """
-        build = self.builder
+        build, counter = self.builder, self.address("counter")
         again, go, done = (build.append_basic_block(name) for name in ("again", "go", "done"))
         build.branch(again)
         build.position_at_end(again)
@@ -60,11 +67,21 @@ class Emitter:
         build.position_at_end(go)
         body(item)
         build.branch(again)
+        return self.module
 
-    def at(self, base: Value, index: Value | int, kind: Any) -> Value:
-        """The address of the index-th of such numbers."""
+    def address(self, name: str) -> Value:
+        """The address that is a parameter."""
+        return self.builder.inttoptr(self.of[name], POINTER)
+
+    def row(self, name: str, number: Value, columns: Sequence[str]) -> dict[str, Value]:
+        """A row, of int64, of the table at an address that is a parameter, by the names of the columns."""
+        begin = self.at(self.address(name), self.builder.mul(number, INT64(len(columns))), INT64)
+        return {column: self.number(begin, at, INT64) for at, column in enumerate(columns)}
+
+    def at(self, base: Value, index: Value | int, kind: Any = None) -> Value:
+        """The address of the index-th number, of a type of LLVM's if they are none of those in memory."""
         index = INT64(index) if isinstance(index, int) else index
-        return self.builder.gep(base, [index], source_etype=kind)
+        return self.builder.gep(base, [index], source_etype=kind or self._element)
 
     def local(self, count: int) -> Value:
         """Memory for so many float32 that ends with the function."""
@@ -83,27 +100,27 @@ class Emitter:
         """A float32, or a vector of them."""
         self.builder.store(value, self.at(base, index, FLOAT), align=4)
 
-    def read(self, kind: Kind, base: Value, index: Value | int) -> Value:
-        """A vector of float32 from memory of that kind."""
+    def read(self, base: Value, index: Value | int) -> Value:
+        """A vector of float32 from numbers in memory."""
         build = self.builder
-        if kind == "float32":
+        if self.kind == "float32":
             return self.floats(base, index)
-        if kind == "float16":
+        if self.kind == "float16":
             halves = ir.VectorType(ir.HalfType(), self.width)
             return build.fpext(build.load(self.at(base, index, INT16), typ=halves, align=2), self.vector)
         shorts = build.load(self.at(base, index, INT16), typ=self._shorts, align=2)
         return build.bitcast(build.shl(build.zext(shorts, self._ints), self.whole(16)), self.vector)
 
-    def write(self, kind: Kind, vector: Value, base: Value, index: Value | int) -> None:
-        """A vector of float32 to memory of that kind, to the nearest number, of two the even."""
-        if kind == "float32":
+    def write(self, vector: Value, base: Value, index: Value | int) -> None:
+        """A vector of float32 to numbers in memory, to the nearest, of two the even."""
+        if self.kind == "float32":
             self.put(vector, base, index)
         else:
-            self.builder.store(self._narrowed(kind, vector), self.at(base, index, INT16), align=2)
+            self.builder.store(self._narrowed(vector), self.at(base, index, INT16), align=2)
 
-    def _narrowed(self, kind: Kind, vector: Value) -> Value:
+    def _narrowed(self, vector: Value) -> Value:
         build = self.builder
-        if kind == "float16":
+        if self.kind == "float16":
             return build.fptrunc(vector, ir.VectorType(ir.HalfType(), self.width))
         bits = build.bitcast(vector, self._ints)
         odd = build.and_(build.lshr(bits, self.whole(16)), self.whole(1))
@@ -215,9 +232,7 @@ class Emitter:
         exponent = build.shl(build.add(build.bitcast(shifted, self._ints), self.whole(127)), self.whole(23))
         return build.select(is_small, self.all_of(0.0), build.fmul(power, build.bitcast(exponent, self.vector)))
 
-    def repeat(
-        self, start: Value, stop: Value, step: int, body: Callable[..., Sequence[Value]], carried: Sequence[Value] = ()
-    ) -> list[Value]:
+    def repeat(self, start: Value, stop: Value, step: int, body: Body, carried: Sequence[Value] = ()) -> list[Value]:
         """For each index from … to: body(index, *carried) gives what is carried on. Returns what is carried last."""
         build = self.builder
         before = build.block
@@ -231,7 +246,7 @@ class Emitter:
         build.position_at_end(inside)
         new = body(index, *kept)
         following = build.add(index, INT64(step))
-        for phi, value in zip((index, *kept), (following, *new), strict=True):
+        for phi, value in zip((index, *kept), (following, *(new or ())), strict=True):
             phi.add_incoming(value, build.block)
         build.branch(head)
         build.position_at_end(behind)
@@ -239,12 +254,8 @@ class Emitter:
 
     def call(self, name: str, result: Any, *values: Value) -> Value:
         """One of LLVM's own functions."""
-        return self.builder.call(self._function(name, result, *values), values)
-
-    def _function(self, name: str, result: Any, *values: Value) -> Any:
-        module = self.builder.module
-        known = module.globals.get(name)
-        return known or ir.Function(module, ir.FunctionType(result, [value.type for value in values]), name)
+        form = ir.FunctionType(result, [value.type for value in values])
+        return self.builder.call(self.module.globals.get(name) or ir.Function(self.module, form, name), values)
 
 
 def multiplied_by_word(

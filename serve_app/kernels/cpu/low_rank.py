@@ -7,17 +7,15 @@ and of the ranks, whatever other rows there are: a row gets the same bits in any
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from llvmlite import ir
 from torch import Tensor
 
 from serve_app.kernels.cpu.compiling import KINDS, TOLERANCES, Kernel, Machine, tried
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value
-from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, largest_error
+from serve_app.kernels.cpu.emitter import FLOAT, INT32, INT64, POINTER, Emitter, Kind, Value
+from serve_app.kernels.forms import AdaptedLinear, AdapterTiles, Adding, largest_error
 
 SHORT = 1 << 18
 """Numbers of factors that one thread multiplies by in the time that it takes to wake another."""
@@ -31,10 +29,10 @@ PARAMETERS = (
 x:      [tokens, num_inputs], x_stride apart;  y: what is added to, y_stride apart
 rows:   int32, tokens in the order of tiles;  factors: float32 of each
 tiles:  [3, num_tiles] int32: of each the place, the first of its rows, how many, TILE_ROWS at most
-parts:  [parts, PART] int64: addresses of down [places, rank, num_inputs] and up [places, rank, outputs]; the first
+parts:  [parts, len(PART)] int64: addresses of down [places, rank, num_inputs] and up [places, rank, outputs]; the first
         column of y; outputs
 """
-PART = 4
+PART = ("down", "up", "column", "outputs")
 TILE_ROWS = 8
 RANKS = 4
 """Sums of a row that are in registers together. Ranks are multiples of twice as many."""
@@ -44,55 +42,33 @@ FULL = 4
 """Rows that are computed together where there are as many; of fewer, twice as many ranks are."""
 MOST_RANK = 256
 
+Told: TypeAlias = Mapping[int, tuple[Tensor, int, int]]
+"""By rank what `_told` gives."""
 Group: TypeAlias = Callable[[int, Value], None]
 """For some rows of a tile: how many, and the first of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """kind: of x, y and the factors;  width: float32 of a vector"""
-
-    kind: Kind
-    width: int
-
-
-def emit(numbers: Numbers) -> Any:
-    """Return the module of LLVM's with the function `NAME` of the parameters' address."""
-    module = ir.Module(NAME)
-    _Writer(numbers, *Emitter.of_function(module, NAME, numbers.width)).write()
-    return module
-
-
-class _Writer:
-    def __init__(self, numbers: Numbers, emitter: Emitter, given: Value) -> None:
-        self._numbers = numbers
-        self._build = emitter.builder
-        self._emit = emitter
-        self._number = FLOAT if numbers.kind == "float32" else INT16
-        self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
-        self._low = emitter.local(TILE_ROWS * MOST_RANK)
+class Writer:
+    def __init__(self, kind: Kind, width: int) -> None:
+        """kind: of x, y and the factors;  width: float32 of a vector"""
+        self._emit = Emitter(NAME, PARAMETERS, width=width, kind=kind)
+        self._build, self._of = self._emit.builder, self._emit.of
+        self._low = self._emit.local(TILE_ROWS * MOST_RANK)
         self._first: Value = None
 
-    def write(self) -> None:
-        count = self._build.mul(self._of["num_parts"], self._of["num_tiles"])
-        self._emit.take_items(self._address("counter"), count, self._change)
-
-    def _address(self, name: str) -> Value:
-        return self._build.inttoptr(self._of[name], POINTER)
+    def write(self) -> Any:
+        """Return the module of LLVM's with the function `NAME` of the parameters' address."""
+        return self._emit.take_items(self._build.mul(self._of["num_parts"], self._of["num_tiles"]), self._change)
 
     def _change(self, item: Value) -> None:
         build, emit = self._build, self._emit
         part, tile = build.sdiv(item, self._of["num_tiles"]), build.srem(item, self._of["num_tiles"])
-        told = [
-            emit.number(self._address("parts"), build.add(build.mul(part, INT64(PART)), INT64(at)), INT64)
-            for at in range(PART)
-        ]
-        down, up = (build.inttoptr(address, POINTER) for address in told[:2])
-        column, outputs = told[2:]
+        told = emit.row("parts", part, PART)
+        column, outputs = told["column"], told["outputs"]
         place, self._first, count = (self._whole("tiles", self._of_tile(at, tile)) for at in range(3))
         size = build.mul(place, self._of["rank"])
-        down = emit.at(down, build.mul(size, self._of["num_inputs"]), self._number)
-        up = emit.at(up, build.mul(size, outputs), self._number)
+        down = emit.at(build.inttoptr(told["down"], POINTER), build.mul(size, self._of["num_inputs"]))
+        up = emit.at(build.inttoptr(told["up"], POINTER), build.mul(size, outputs))
         self._in_groups(count, functools.partial(self._shrink, down))
         self._in_groups(count, functools.partial(self._expand, up, column, outputs))
 
@@ -101,18 +77,14 @@ class _Writer:
 
     def _whole(self, name: str, at: Value) -> Value:
         """An int32 of an array, as int64."""
-        return self._build.sext(self._emit.number(self._address(name), at, INT32), INT64)
+        return self._build.sext(self._emit.number(self._emit.address(name), at, INT32), INT64)
 
     def _in_groups(self, count: Value, body: Group) -> None:
         """All rows of a tile, four at a time, then two, then one."""
         build = self._build
         fours = build.and_(count, INT64(-FULL))
 
-        def four(at: Value) -> Sequence[Value]:
-            body(FULL, at)
-            return ()
-
-        self._emit.repeat(INT64(0), fours, FULL, four)
+        self._emit.repeat(INT64(0), fours, FULL, functools.partial(body, FULL))
         with build.if_then(build.icmp_signed("!=", build.and_(count, INT64(2)), INT64(0))):
             body(2, fours)
         with build.if_then(build.icmp_signed("!=", build.and_(count, INT64(1)), INT64(0))):
@@ -123,7 +95,7 @@ class _Writer:
         build = self._build
         tokens = [self._whole("rows", build.add(build.add(self._first, at), INT64(row))) for row in range(count)]
         strides = [build.mul(token, self._of[f"{name}_stride"]) for token in tokens]
-        return [self._emit.at(self._address(name), stride, self._number) for stride in strides]
+        return [self._emit.at(self._emit.address(name), stride) for stride in strides]
 
     def _shrink(self, down: Value, count: int, at: Value) -> None:
         """low = x @ down.T · factor"""
@@ -131,18 +103,16 @@ class _Writer:
         inputs = self._rows("x", count, at)
         ranks = RANKS if count == FULL else 2 * RANKS
         factors = [
-            emit.number(self._address("factors"), build.add(build.add(self._first, at), INT64(row)))
+            emit.number(self._emit.address("factors"), build.add(build.add(self._first, at), INT64(row)))
             for row in range(count)
         ]
 
-        def some_ranks(first: Value) -> Sequence[Value]:
+        def some_ranks(first: Value) -> None:
             weights = [
-                emit.at(down, build.mul(build.add(first, INT64(each)), self._of["num_inputs"]), self._number)
-                for each in range(ranks)
+                emit.at(down, build.mul(build.add(first, INT64(each)), self._of["num_inputs"])) for each in range(ranks)
             ]
             places = [build.add(self._place(row, at), first) for row in range(count)]
             self._keep(self._sums(inputs, weights), factors, places)
-            return ()
 
         emit.repeat(INT64(0), self._of["rank"], ranks, some_ranks)
 
@@ -160,20 +130,20 @@ class _Writer:
 
     def _sums(self, inputs: Sequence[Value], weights: Sequence[Value]) -> list[Value]:
         """A vector for each row and rank, whose sum is their product."""
-        emit, kind = self._emit, self._numbers.kind
+        emit = self._emit
 
         def multiply(begin: Value, *totals: Value) -> Sequence[Value]:
-            left, right = ([emit.read(kind, each, begin) for each in some] for some in (inputs, weights))
+            left, right = ([emit.read(each, begin) for each in some] for some in (inputs, weights))
             pairs = [(x, weight) for x in left for weight in right]
             return [emit.fused(*pair, total) for total, pair in zip(totals, pairs, strict=True)]
 
         nothing = [emit.all_of(0.0)] * (len(inputs) * len(weights))
-        return emit.repeat(INT64(0), self._of["num_inputs"], self._numbers.width, multiply, nothing)
+        return emit.repeat(INT64(0), self._of["num_inputs"], self._emit.width, multiply, nothing)
 
     def _expand(self, up: Value, column: Value, outputs: Value, count: int, at: Value) -> None:
         """y += low @ up"""
-        build, width = self._build, self._numbers.width
-        targets = [self._emit.at(row, column, self._number) for row in self._rows("y", count, at)]
+        build, width = self._build, self._emit.width
+        targets = [self._emit.at(row, column) for row in self._rows("y", count, at)]
         lows = [self._emit.at(self._low, self._place(row, at), FLOAT) for row in range(count)]
         together = VECTORS * width
         whole = build.mul(build.sdiv(outputs, INT64(together)), INT64(together))
@@ -183,13 +153,13 @@ class _Writer:
 
     def _outputs(
         self, vectors: int, up: Value, outputs: Value, targets: Sequence[Value], lows: Sequence[Value], begin: Value
-    ) -> Sequence[Value]:
+    ) -> None:
         """Some outputs of some rows."""
-        build, emit, width, kind = self._build, self._emit, self._numbers.width, self._numbers.kind
+        build, emit, width = self._build, self._emit, self._emit.width
 
         def multiply(rank: Value, *totals: Value) -> Sequence[Value]:
             line = build.add(build.mul(rank, outputs), begin)
-            weights = [emit.read(kind, up, build.add(line, INT64(each * width))) for each in range(vectors)]
+            weights = [emit.read(up, build.add(line, INT64(each * width))) for each in range(vectors)]
             shares = [emit.spread(emit.number(low, rank)) for low in lows]
             pairs = [(share, weight) for share in shares for weight in weights]
             return [emit.fused(*pair, total) for total, pair in zip(totals, pairs, strict=True)]
@@ -199,8 +169,7 @@ class _Writer:
         for target in targets:
             for each in range(vectors):
                 at = build.add(begin, INT64(each * width))
-                emit.write(kind, build.fadd(emit.read(kind, target, at), next(totals)), target, at)
-        return ()
+                emit.write(build.fadd(emit.read(target, at), next(totals)), target, at)
 
 
 class LowRankKernels:
@@ -212,42 +181,33 @@ class LowRankKernels:
     def __init__(self, dtype: torch.dtype) -> None:
         """Raises RuntimeError where LLVM makes none."""
         machine = Machine.here()
-        self._numbers = Numbers(kind=KINDS[dtype], width=machine.width)
-        self._kernel = Kernel(emit(self._numbers), NAME)
+        self._width = machine.width
+        self._kernel = Kernel(Writer(KINDS[dtype], machine.width).write(), NAME)
 
     def takes(self, frame: Tensor) -> bool:
         """Return whether changes of such a weight, [outputs, inputs], are computed so."""
-        return all(size % self._numbers.width == 0 for size in frame.shape)
+        return all(size % self._width == 0 for size in frame.shape)
 
-    def adding(self, parts: Sequence[AdaptedLinear]) -> LowRankChanges:
-        """Return what adds the changes of these linears."""
-        return LowRankChanges(self._kernel, parts)
+    def adding(self, parts: Sequence[AdaptedLinear]) -> Adding:
+        """Return what adds the changes of these linears, while their factors stay where they are; it keeps them."""
+        told = {rank: _told(rank, parts) for rank in {rank for part in parts for rank in part.stacks}}
+        return functools.partial(_add, self._kernel, told, parts)
 
 
-class LowRankChanges:
-    """Adds the changes of some linears, while their factors stay where they are; it keeps them."""
-
-    def __init__(self, kernel: Kernel, parts: Sequence[AdaptedLinear]) -> None:
-        self._kernel = kernel
-        self._parts = parts
-        ranks = {rank for part in parts for rank in part.stacks}
-        self._told = {rank: _told(rank, parts) for rank in ranks}
-
-    def __call__(self, y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
-        """Add to rows of y [tokens, out] what their adapters make of x [tokens, in]; no other row is touched."""
-        assert y.stride(1) == 1, "a row of outputs is written where it lies"
-        x = x if x.stride(1) == 1 else x.contiguous()
-        inputs = x.shape[1]
-        for each in tiles:
-            if each.rank not in self._told:
-                continue
-            given, num_parts, outputs = self._told[each.rank]
-            num_tiles = each.tiles.shape[1]
-            self._kernel(
-                num_parts, num_tiles, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
-                each.rows.data_ptr(), each.factors.data_ptr(), each.tiles.data_ptr(), given.data_ptr(),
-                inputs, each.rank, is_short=num_tiles * each.rank * (num_parts * inputs + outputs) <= SHORT,
-            )  # fmt: skip
+def _add(kernel: Kernel, told: Told, _kept: object, y: Tensor, x: Tensor, tiles: Iterable[AdapterTiles]) -> None:
+    assert y.stride(1) == 1, "a row of outputs is written where it lies"
+    x = x if x.stride(1) == 1 else x.contiguous()
+    inputs = x.shape[1]
+    for each in tiles:
+        if each.rank not in told:
+            continue
+        given, num_parts, outputs = told[each.rank]
+        num_tiles = each.tiles.shape[1]
+        kernel(
+            num_parts, num_tiles, x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0),
+            each.rows.data_ptr(), each.factors.data_ptr(), each.tiles.data_ptr(), given.data_ptr(),
+            inputs, each.rank, is_short=num_tiles * each.rank * (num_parts * inputs + outputs) <= SHORT,
+        )  # fmt: skip
 
 
 def _told(rank: int, parts: Sequence[AdaptedLinear]) -> tuple[Tensor, int, int]:

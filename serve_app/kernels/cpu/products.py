@@ -19,7 +19,7 @@ from llvmlite import ir
 from torch import Tensor
 
 from serve_app.kernels.cpu.compiling import KINDS, Kernel, address, tried
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Kind, Value, multiplied_by_word
+from serve_app.kernels.cpu.emitter import FLOAT, INT32, INT64, Emitter, Kind, Value, multiplied_by_word
 from serve_app.kernels.torch_private import memory_of, multiply
 
 NAME = "multiply_rows"
@@ -75,17 +75,6 @@ PAIRS = ir.VectorType(_BFloat(), 2 * WIDTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """The types of a product. is_whole: inputs of 0 … 255 and weights of -128 … 127, else both bfloat16
-
-    output: the kind of the results
-    """
-
-    is_whole: bool
-    output: Kind
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Tile:
     """Sums that are in registers. vectors: of each row;  lines: that are fetched ahead with each group"""
 
@@ -94,21 +83,17 @@ class Tile:
     lines: int
 
 
-def emit(numbers: Numbers) -> Any:
-    """Return the module of LLVM's with the function `NAME`, for CPUs with AVX512-BF16, or AVX512-VNNI."""
-    module = ir.Module(NAME)
-    _Writer(numbers, *Emitter.of_function(module, NAME, WIDTH)).write()
-    return module
+class Writer:
+    """Writes the function, for CPUs with AVX512-BF16, or AVX512-VNNI.
 
+    first: of the rows that a block is multiplied by;  begin: of the groups of a chunk
+    """
 
-class _Writer:
-    """first: of the rows that a block is multiplied by;  begin: of the groups of a chunk"""
-
-    def __init__(self, numbers: Numbers, emitter: Emitter, given: Value) -> None:
-        self._numbers = numbers
-        self._build = emitter.builder
-        self._emit = emitter
-        self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
+    def __init__(self, output: Kind, *, is_whole: bool) -> None:
+        """output: kind of the results;  is_whole: inputs of 0 … 255 and weights of -128 … 127, else both bfloat16"""
+        self._is_whole = is_whole
+        self._emit = Emitter(NAME, PARAMETERS, width=WIDTH, kind=output)
+        self._build, self._of = self._emit.builder, self._emit.of
         self._sums = self._emit.local(ROWS * BLOCK)
         self._block: Value = None
         self._first: Value = None
@@ -118,10 +103,11 @@ class _Writer:
         self._weights: Value = None
         self._next: Value = None
 
-    def write(self) -> None:
+    def write(self) -> Any:
+        """Return the module of LLVM's with the function `NAME`."""
         whole, parts = self._of["num_whole"], self._of["num_parts"]
         divided = self._build.mul(self._build.sub(self._of["num_blocks"], whole), parts)
-        self._emit.take_items(self._address("counter"), self._build.add(whole, divided), self._multiply)
+        return self._emit.take_items(self._build.add(whole, divided), self._multiply)
 
     def _multiply(self, item: Value) -> None:
         build, whole, parts = self._build, self._of["num_whole"], self._of["num_parts"]
@@ -132,28 +118,24 @@ class _Writer:
         end = build.select(is_whole, self._of["num_rows"], build.add(begin, INT64(ROWS)))
         self._emit.repeat(begin, self._emit.least(end, self._of["num_rows"]), ROWS, self._multiply_block)
 
-    def _address(self, name: str) -> Value:
-        return self._build.inttoptr(self._of[name], POINTER)
-
-    def _multiply_block(self, first: Value) -> Sequence[Value]:
+    def _multiply_block(self, first: Value) -> None:
         self._first = first
         self._rows = self._emit.least(self._build.sub(self._of["num_rows"], first), INT64(ROWS))
         self._emit.repeat(INT64(0), self._of["num_groups"], CHUNK, self._multiply_chunk)
         self._emit.repeat(INT64(0), self._rows, 1, self._give)
-        return ()
 
-    def _multiply_chunk(self, begin: Value) -> Sequence[Value]:
+    def _multiply_chunk(self, begin: Value) -> None:
         """The rows' sums over some groups of inputs, from a first one on."""
         build, emit = self._build, self._emit
         left = build.sub(self._of["num_groups"], begin)
         groups = self._emit.least(left, INT64(CHUNK))
         size = build.mul(self._of["num_groups"], INT64(BLOCK))
         start = build.add(build.mul(self._block, size), build.mul(begin, INT64(BLOCK)))
-        self._weights = emit.at(self._address("weight"), start, INT32)
+        self._weights = emit.at(emit.address("weight"), start, INT32)
         behind = emit.at(self._weights, build.mul(groups, INT64(BLOCK)), INT32)
         ahead = build.mul(build.add(self._block, self._of["num_threads"]), size)
         is_last = build.icmp_signed("<=", left, INT64(CHUNK))
-        self._next = build.select(is_last, emit.at(self._address("weight"), ahead, INT32), behind)
+        self._next = build.select(is_last, emit.at(emit.address("weight"), ahead, INT32), behind)
         self._begin, self._groups = begin, groups
         are_few = build.icmp_signed("<=", self._rows, INT64(FEW))
         with build.if_else(are_few) as (few, many):
@@ -163,9 +145,8 @@ class _Writer:
                         self._tile(Tile(rows=rows, vectors=VECTORS, lines=VECTORS), INT64(0), INT64(0), INT64(0))
             with many:
                 emit.repeat(INT64(0), INT64(BLOCK // PART), 1, self._multiply_part)
-        return ()
 
-    def _multiply_part(self, part: Value) -> Sequence[Value]:
+    def _multiply_part(self, part: Value) -> None:
         """Of a block's outputs: so sums of more rows are in registers, and weights are loaded for more of them."""
         build, emit, vectors = self._build, self._emit, PART // WIDTH
         with build.if_else(build.icmp_signed("<=", self._rows, INT64(MOST))) as (one, several):
@@ -177,17 +158,15 @@ class _Writer:
                 count = build.sdiv(build.add(self._rows, INT64(MOST - 1)), INT64(MOST))
                 size = build.sdiv(build.add(self._rows, build.sub(count, INT64(1))), count)
 
-                def multiply(number: Value) -> Sequence[Value]:
+                def multiply(number: Value) -> None:
                     at_row = build.mul(number, size)
                     found = emit.least(size, build.sub(self._rows, at_row))
                     for rows, may_be in self._each(found, 1, MOST):
                         with may_be:
                             tile = Tile(rows=rows, vectors=vectors, lines=1)
                             self._tile(tile, at_row, part, build.add(build.mul(part, count), number))
-                    return ()
 
                 emit.repeat(INT64(0), count, 1, multiply)
-        return ()
 
     def _each(self, found: Value, least: int, most: int) -> Iterator[tuple[int, AbstractContextManager[Any]]]:
         """Each number with what is done where it is the one that was found."""
@@ -203,7 +182,7 @@ class _Writer:
         build, emit = self._build, self._emit
         start = build.add(build.mul(build.add(self._first, at_row), self._of["x_stride"]), self._begin)
         inputs = [
-            emit.at(self._address("x"), build.add(start, build.mul(self._of["x_stride"], INT64(row))), INT32)
+            emit.at(emit.address("x"), build.add(start, build.mul(self._of["x_stride"], INT64(row))), INT32)
             for row in range(tile.rows)
         ]
         at_output = build.mul(part, INT64(PART))
@@ -235,14 +214,14 @@ class _Writer:
     @property
     def _sum(self) -> Any:
         """The type of a vector of sums."""
-        return WORDS if self._numbers.is_whole else self._emit.vector
+        return WORDS if self._is_whole else self._emit.vector
 
     def _read(self, sums: Value, place: int) -> Value:
         return self._build.load(self._emit.at(sums, place, FLOAT), typ=self._sum, align=4)
 
     def _group(self, weights: Value, group: Value, inputs: Sequence[Value], totals: Sequence[Value]) -> list[Value]:
         build, emit, count = self._build, self._emit, len(totals) // len(inputs)
-        kind = QUADS if self._numbers.is_whole else PAIRS
+        kind = QUADS if self._is_whole else PAIRS
         weights = emit.at(weights, build.mul(group, INT64(BLOCK)), INT32)
         vectors = [build.load(emit.at(weights, at * WIDTH, INT32), typ=kind, align=2) for at in range(count)]
         found: list[Value] = []
@@ -251,47 +230,44 @@ class _Writer:
             if len(inputs) <= FEW:
                 found += self._row_by_llvm(word, own, vectors)
             else:  # LLVM would load the words of many rows first, and sums would leave registers
-                name = "vpdpbusd" if self._numbers.is_whole else "vdpbf16ps"
+                name = "vpdpbusd" if self._is_whole else "vdpbf16ps"
                 found += multiplied_by_word(emit, name, word, own, vectors)
         return found
 
     def _row_by_llvm(self, word: Value, totals: Sequence[Value], vectors: Sequence[Value]) -> list[Value]:
         """A row's sums with one more group, whose word is at that address."""
         build, nothing = self._build, ir.Constant(WORDS, ir.Undefined)
-        name = "llvm.x86.avx512.vpdpbusd.512" if self._numbers.is_whole else "llvm.x86.avx512bf16.dpbf16ps.512"
+        name = "llvm.x86.avx512.vpdpbusd.512" if self._is_whole else "llvm.x86.avx512bf16.dpbf16ps.512"
         single = build.insert_element(nothing, build.load(word, typ=INT32, align=2), INT32(0))
         x = build.bitcast(build.shuffle_vector(single, nothing, self._emit.whole(0)), vectors[0].type)
         return [
             self._emit.call(name, self._sum, total, x, vector) for total, vector in zip(totals, vectors, strict=True)
         ]
 
-    def _give(self, at_row: Value) -> Sequence[Value]:
+    def _give(self, at_row: Value) -> None:
         """Write a row's outputs of the block, those that there are."""
         build, emit = self._build, self._emit
-        kind = self._numbers.output
         first, row = build.mul(self._block, INT64(BLOCK)), build.add(self._first, at_row)
         sums = emit.at(self._sums, build.mul(at_row, INT64(BLOCK)), FLOAT)
-        number = FLOAT if kind == "float32" else INT16
-        output = emit.at(self._address("output"), build.add(build.mul(row, self._of["num_outputs"]), first), number)
+        output = emit.at(emit.address("output"), build.add(build.mul(row, self._of["num_outputs"]), first))
         has_bias = build.icmp_signed("!=", self._of["bias"], INT64(0))
         for at in range(0, BLOCK, WIDTH):
             place = build.add(first, INT64(at))
             exists = build.icmp_signed("<", place, self._of["num_outputs"])
             with build.if_then(exists):
-                found = self._scaled(sums, at, place, row) if self._numbers.is_whole else emit.floats(sums, at)
+                found = self._scaled(sums, at, place, row) if self._is_whole else emit.floats(sums, at)
                 emit.put(found, sums, at)
             with build.if_then(build.and_(exists, has_bias)):
-                emit.put(build.fadd(emit.floats(sums, at), emit.floats(self._address("bias"), place)), sums, at)
+                emit.put(build.fadd(emit.floats(sums, at), emit.floats(emit.address("bias"), place)), sums, at)
             with build.if_then(exists):
-                emit.write(kind, emit.floats(sums, at), output, at)
-        return ()
+                emit.write(emit.floats(sums, at), output, at)
 
     def _scaled(self, sums: Value, at: int, place: Value, row: Value) -> Value:
         build, emit = self._build, self._emit
-        offsets = build.load(emit.at(self._address("offsets"), place, INT32), typ=WORDS, align=4)
+        offsets = build.load(emit.at(emit.address("offsets"), place, INT32), typ=WORDS, align=4)
         exact = build.sitofp(build.sub(self._read(sums, at), offsets), emit.vector)
-        scale = emit.spread(emit.number(self._address("scales"), row))
-        return build.fmul(build.fmul(exact, scale), emit.floats(self._address("factors"), place))
+        scale = emit.spread(emit.number(emit.address("scales"), row))
+        return build.fmul(build.fmul(exact, scale), emit.floats(emit.address("factors"), place))
 
 
 MAX_ROWS = 1024
@@ -453,5 +429,6 @@ def _made_for(output: Kind, *, is_whole: bool) -> Kernel | None:
     if torch.cpu.get_capabilities().get("amx_tile"):
         return None
     what = "products of whole numbers" if is_whole else "products of bfloat16"
-    numbers = Numbers(is_whole=is_whole, output=output)
-    return tried(what, lambda: Kernel(emit(numbers), NAME), lambda _: True)  # each weight's are tried
+    return tried(
+        what, lambda: Kernel(Writer(output, is_whole=is_whole).write(), NAME), lambda _: True
+    )  # each weight's are tried

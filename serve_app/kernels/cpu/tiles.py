@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from llvmlite import ir
 from torch import Tensor
 
 from serve_app.kernels.cpu.attention import BLOCK, LEAST, Form
-from serve_app.kernels.cpu.compiling import KINDS, Kernel, Machine, float_bits, tried
-from serve_app.kernels.cpu.emitter import FLOAT, INT16, INT32, INT64, POINTER, Emitter, Value
-from serve_app.kernels.cpu.rows import TOLERANCES
+from serve_app.kernels.cpu.compiling import Kernel, tried
+from serve_app.kernels.cpu.emitter import FLOAT, INT32, INT64, Emitter, Value
+from serve_app.kernels.cpu.rows import Trial, attend
 from serve_app.kernels.forms import Stretch
 
 logger = logging.getLogger(__name__)
 
 TOGETHER = 4
 """Keys, or numbers of values, that are multiplied by what is in registers."""
-TRIED = 128
-"""Queries of a trial, behind twice as many keys."""
+TRIED = range(257, 385)
+"""Keys of the queries of a trial: a prompt behind twice as many tokens."""
 TRIES = 5
 MUCH = 1.3
 """So many times as fast torch has to be to be chosen: a smaller difference may be another process's work."""
@@ -65,13 +62,13 @@ class TileForm(Form):
         return self.places // self.group
 
 
-class _Writer:
+class Writer:
     """Writes the function that attends for one tile after the other."""
 
-    def __init__(self, form: TileForm, emitter: Emitter, given: Value) -> None:
-        self._form, self._emit, self._build = form, emitter, emitter.builder
-        self._number = FLOAT if form.kind == "float32" else INT16
-        self._of = {name: emitter.number(given, at, INT64) for at, name in enumerate(PARAMETERS)}
+    def __init__(self, form: TileForm) -> None:
+        self._form = form
+        self._emit = emitter = Emitter(NAME, PARAMETERS, width=form.width, kind=form.kind)
+        self._build, self._of = emitter.builder, emitter.of
         self._scale = emitter.spread(self._build.bitcast(self._build.trunc(self._of["scale"], INT32), FLOAT))
         self._queries, self._sums = (emitter.local(form.dim * form.places) for _ in range(2))  # [dim, places]
         self._scores = emitter.local(BLOCK * form.places)  # [keys, places]
@@ -81,19 +78,14 @@ class _Writer:
         self._item: dict[str, Value] = {}
         self._head: Value = None
 
-    def write(self) -> None:
-        count = self._build.mul(self._of["num_items"], self._of["num_heads"])
-        self._emit.take_items(self._address("counter"), count, self._attend)
-
-    def _address(self, name: str) -> Value:
-        return self._build.inttoptr(self._of[name], POINTER)
+    def write(self) -> Any:
+        """Return the module of LLVM's with the function `NAME` of the parameters' address."""
+        return self._emit.take_items(self._build.mul(self._of["num_items"], self._of["num_heads"]), self._attend)
 
     def _attend(self, number: Value) -> None:
         build, emitter = self._build, self._emit
         self._head = build.srem(number, self._of["num_heads"])
-        row = build.mul(build.sdiv(number, self._of["num_heads"]), INT64(len(COLUMNS)))
-        table = emitter.at(self._address("items"), row, INT64)
-        self._item = {name: emitter.number(table, at, INT64) for at, name in enumerate(COLUMNS)}
+        self._item = emitter.row("items", build.sdiv(number, self._of["num_heads"]), COLUMNS)
         for at in range(0, self._form.places, self._form.width):
             self._begin(at)
         emitter.repeat(self._item["begin"], self._item["end"], BLOCK, self._block)
@@ -112,7 +104,7 @@ class _Writer:
         for place in range(at, at + form.width):
             head = build.add(build.mul(self._head, INT64(form.group)), INT64(place % form.group))
             start = build.add(build.mul(self._token(place), stride), build.mul(head, INT64(form.dim)))
-            found.append(self._emit.at(self._address(name), start, self._number))
+            found.append(self._emit.at(self._emit.address(name), start))
         return found
 
     def _begin(self, at: int) -> None:
@@ -120,24 +112,23 @@ class _Writer:
         build, emitter, form = self._build, self._emit, self._form
         heads = self._heads_of("query", self._of["query_stride"], at)
 
-        def read(first: Value) -> Sequence[Value]:
-            vectors = [build.fmul(emitter.read(form.kind, head, first), self._scale) for head in heads]
+        def read(first: Value) -> None:
+            vectors = [build.fmul(emitter.read(head, first), self._scale) for head in heads]
             for number, vector in enumerate(emitter.transposed(vectors)):
                 place = build.add(build.mul(build.add(first, INT64(number)), INT64(form.places)), INT64(at))
                 emitter.put(vector, self._queries, place)
                 emitter.put(emitter.all_of(0.0), self._sums, place)
-            return ()
 
         emitter.repeat(INT64(0), INT64(form.dim), form.width, read)
         for place in range(at, at + form.width):
             own = build.mul(self._token(place), INT64(2))
             for which, target in enumerate((self._firsts, self._ends)):
-                bound = emitter.number(self._address("bounds"), build.add(own, INT64(which)), INT64)
+                bound = emitter.number(emitter.address("bounds"), build.add(own, INT64(which)), INT64)
                 emitter.put(build.sitofp(bound, FLOAT), target, place)
         emitter.put(emitter.all_of(LEAST), self._tops, at)
         emitter.put(emitter.all_of(0.0), self._totals, at)
 
-    def _block(self, begin: Value) -> Sequence[Value]:
+    def _block(self, begin: Value) -> None:
         form, emitter = self._form, self._emit
         self._widen("keys", begin)
         emitter.repeat(INT64(0), INT64(BLOCK), TOGETHER, self._score)
@@ -145,22 +136,20 @@ class _Writer:
         self._weigh()
         self._widen("values", begin)
         emitter.repeat(INT64(0), INT64(form.dim), TOGETHER, self._add)
-        return ()
 
     def _widen(self, name: str, begin: Value) -> None:
         """Make a block's keys, or its values, float32 once for all queries; behind the last one it is read again."""
         build, emitter, form = self._build, self._emit, self._form
-        base = emitter.at(self._address(name), build.mul(self._head, INT64(form.dim)), self._number)
+        base = emitter.at(emitter.address(name), build.mul(self._head, INT64(form.dim)))
         last = build.sub(self._item["end"], INT64(1))
 
-        def widen(key: Value) -> Sequence[Value]:
+        def widen(key: Value) -> None:
             position = build.add(self._item["position"], emitter.least(build.add(begin, key), last))
-            slot = emitter.number(self._address("slots"), position, INT64)
-            source = emitter.at(base, build.mul(slot, self._of["stride"]), self._number)
+            slot = emitter.number(emitter.address("slots"), position, INT64)
+            source = emitter.at(base, build.mul(slot, self._of["stride"]))
             for at in range(0, form.dim, form.width):
                 target = build.add(build.mul(key, INT64(form.dim)), INT64(at))
-                emitter.put(emitter.read(form.kind, source, at), self._read, target)
-            return ()
+                emitter.put(emitter.read(source, at), self._read, target)
 
         emitter.repeat(INT64(0), INT64(BLOCK), 1, widen)
 
@@ -178,14 +167,14 @@ class _Writer:
         for number, vector in enumerate(vectors):
             self._emit.put(vector, base, self._build.add(start, INT64(number * self._form.width)))
 
-    def _score(self, first: Value) -> Sequence[Value]:
+    def _score(self, first: Value) -> None:
         """The products of some keys with all queries."""
         build, size = self._build, INT64(self._form.dim)
         nothing = [self._emit.all_of(0.0)] * (TOGETHER * self._form.query_vectors)
         place = lambda key, at: build.add(build.mul(key, size), at)  # noqa: E731
-        return self._multiply(self._queries, self._form.dim, place, self._scores, self._rows(first), nothing)
+        self._multiply(self._queries, self._form.dim, place, self._scores, self._rows(first), nothing)
 
-    def _add(self, first: Value) -> Sequence[Value]:
+    def _add(self, first: Value) -> None:
         """Some numbers of all values, by their weights, to all sums."""
         build, size = self._build, INT64(self._form.dim)
         rows, shrunk = self._rows(first), self._vectors(self._shrunk, INT64(0))
@@ -193,7 +182,7 @@ class _Writer:
             build.fmul(*pair) for row in rows for pair in zip(self._vectors(self._sums, row), shrunk, strict=True)
         ]
         place = lambda number, key: build.add(build.mul(key, size), number)  # noqa: E731
-        return self._multiply(self._scores, BLOCK, place, self._sums, rows, before)
+        self._multiply(self._scores, BLOCK, place, self._sums, rows, before)
 
     def _rows(self, first: Value) -> list[Value]:
         return [self._build.add(first, INT64(number)) for number in range(TOGETHER)]
@@ -206,7 +195,7 @@ class _Writer:
         target: Value,
         rows: Sequence[Value],
         before: Sequence[Value],
-    ) -> Sequence[Value]:
+    ) -> None:
         """Write some rows of sums to the target: of the first rows from `base` on, each by a number that was read.
 
         place: of a row of sums and one that is summed, where that number is;  before: sums to begin with
@@ -224,21 +213,19 @@ class _Writer:
         sums = emitter.repeat(INT64(0), INT64(count), 1, multiply, before)
         for number, row in enumerate(rows):
             self._put(sums[number * size : (number + 1) * size], target, row)
-        return ()
 
     def _hide(self, begin: Value) -> None:
         """Give keys that a query does not see the least score."""
         build, emitter, form = self._build, self._emit, self._form
         firsts, ends = (self._vectors(base, INT64(0)) for base in (self._firsts, self._ends))
 
-        def hide(key: Value) -> Sequence[Value]:
+        def hide(key: Value) -> None:
             number = emitter.spread(build.sitofp(build.add(begin, key), FLOAT))
             seen = []
             for score, first, end in zip(self._vectors(self._scores, key), firsts, ends, strict=True):
                 is_seen = build.and_(build.fcmp_ordered(">=", number, first), build.fcmp_ordered("<", number, end))
                 seen.append(build.select(is_seen, score, emitter.all_of(LEAST)))
             self._put(seen, self._scores, key)
-            return ()
 
         last = build.sitofp(build.add(begin, INT64(BLOCK - 1)), FLOAT)
         start = build.sitofp(begin, FLOAT)
@@ -278,21 +265,13 @@ class _Writer:
         heads = self._heads_of("output", width, at)
         share = build.fdiv(emitter.all_of(1.0), emitter.floats(self._totals, at))
 
-        def write(first: Value) -> Sequence[Value]:
+        def write(first: Value) -> None:
             rows = [build.mul(build.add(first, INT64(number)), INT64(form.places)) for number in range(form.width)]
             sums = [build.fmul(emitter.floats(self._sums, build.add(row, INT64(at))), share) for row in rows]
             for head, vector in zip(heads, emitter.transposed(sums), strict=True):
-                emitter.write(form.kind, vector, head, first)
-            return ()
+                emitter.write(vector, head, first)
 
         emitter.repeat(INT64(0), INT64(form.dim), form.width, write)
-
-
-def emit(form: TileForm) -> Any:
-    """Return the module of LLVM's with the function `NAME` of the parameters' address."""
-    module = ir.Module(NAME)
-    _Writer(form, *Emitter.of_function(module, NAME, form.width)).write()
-    return module
 
 
 class Tiles:
@@ -317,27 +296,19 @@ class TilesKernel:
 
     def __init__(self, form: TileForm) -> None:
         """Raises RuntimeError where LLVM makes no kernel."""
-        self._kernel = Kernel(emit(form), NAME)
+        self._kernel = Kernel(Writer(form).write(), NAME)
         self._num_tokens = form.num_tokens
 
-    def tiles(self, stretches: Sequence[Stretch]) -> Tiles:
-        return Tiles(stretches, self._num_tokens)
+    def lay(self, stretches: Sequence[Stretch]) -> list[Tiles]:
+        """Return what is run for these, one after the other."""
+        return [Tiles(stretches, self._num_tokens)]
 
     def run(
         self, query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, tiles: Tiles, output: Tensor, *, scale: float
     ) -> None:
-        """Write the results of all tiles to their tokens of the output.
-
-        query, output: [tokens, heads, dim];  keys, values: [slots, kv_heads, dim], contiguous
-        slots: int64, where among those the keys are
-        """
-        query = query if query.stride()[1:] == (query.shape[2], 1) else query.contiguous()
-        num_heads = keys.shape[1]
-        self._kernel(
-            len(tiles.items), num_heads, query.data_ptr(), query.stride(0), output.data_ptr(), keys.data_ptr(),
-            values.data_ptr(), slots.data_ptr(), num_heads * query.shape[2], float_bits(scale * math.log2(math.e)),
-            tiles.items.data_ptr(), tiles.bounds.data_ptr(), is_short=False,
-        )  # fmt: skip
+        """As `RowsKernel.run`."""
+        given = tiles.items, tiles.bounds.data_ptr()
+        attend(self._kernel, query, keys, values, slots, output, *given, scale=scale, is_short=False)
 
 
 @functools.cache
@@ -346,72 +317,25 @@ def tiles_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None
 
     It is tried beside torch before it is used. With AMX, where it was never measured, torch is asked how long it takes.
     """
-    machine = Machine.here()
-    if dtype not in KINDS or dim % machine.width:
-        return None
-    form = TileForm(group=group, dim=dim, kind=KINDS[dtype], width=machine.width, registers=machine.registers)
-    if not form.num_tokens:
+    form = TileForm.here(group, dim, dtype)
+    if form is None or not form.num_tokens:
         return None
     what = f"attention of prompts with {group} heads of {dim} in {dtype}"
-    trial = Trial.drawn(group, dim, dtype)
-    made = tried(what, lambda: TilesKernel(form), trial.is_right)
+    trial = Trial.drawn(group, dim, dtype, TRIED)
+    made: TilesKernel | None = tried(what, lambda: TilesKernel(form), trial.is_right)
     if made is None or not torch.cpu.get_capabilities().get("amx_tile"):
         return made
-    ours, theirs = trial.seconds(made)
-    if theirs * MUCH < ours:
+    if MUCH * seconds(trial.by_torch) < seconds(trial.computed_by(made)):
         logger.info("torch computes %s: it is faster here", what)
         return None
     return made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A prompt behind others' tokens, with which a kernel is tried. seen: [queries, keys], what each query sees"""
-
-    query: Tensor
-    keys: Tensor
-    values: Tensor
-    seen: Tensor
-
-    @classmethod
-    def drawn(cls, group: int, dim: int, dtype: torch.dtype) -> Trial:
-        draw = torch.Generator().manual_seed(0)
-        query = torch.randn(TRIED, group * 2, dim, generator=draw).to(dtype)
-        keys, values = torch.randn(2, 3 * TRIED, 2, dim, generator=draw).to(dtype)
-        seen = torch.ones(TRIED, 3 * TRIED, dtype=torch.bool).tril_(2 * TRIED)
-        return cls(query=query, keys=keys, values=values, seen=seen)
-
-    def is_right(self, kernel: TilesKernel) -> bool:
-        limit = TOLERANCES[self.query.dtype]
-        output = self._computed_by(kernel)()
-        return torch.allclose(output.float(), self._by_torch(torch.float32), rtol=limit, atol=limit)
-
-    def seconds(self, kernel: TilesKernel) -> tuple[float, float]:
-        """Return what the kernel takes and what torch takes, the least of some turns."""
-        found: list[list[float]] = [[], []]
-        by_kernel = self._computed_by(kernel)
-        for _ in range(TRIES):
-            for compute, theirs in zip((by_kernel, self._by_torch), found, strict=True):
-                began = time.perf_counter()
-                compute()
-                theirs.append(time.perf_counter() - began)
-        return min(found[0]), min(found[1])
-
-    def _computed_by(self, kernel: TilesKernel) -> Callable[[], Tensor]:
-        output, slots = torch.zeros_like(self.query), torch.arange(len(self.keys))
-        bounds = [(0, end) for end in self.seen.sum(1).tolist()]
-        tiles = kernel.tiles([Stretch(token=0, position=0, bounds=bounds)])
-
-        def compute() -> Tensor:
-            scale = self.query.shape[2] ** -0.5
-            kernel.run(self.query, self.keys, self.values, slots, tiles, output, scale=scale)
-            return output
-
-        return compute
-
-    def _by_torch(self, dtype: torch.dtype | None = None) -> Tensor:
-        query, keys, values = (
-            part.to(dtype or part.dtype).transpose(0, 1)[None] for part in (self.query, self.keys, self.values)
-        )
-        found = F.scaled_dot_product_attention(query, keys, values, attn_mask=self.seen, enable_gqa=True)
-        return found[0].transpose(0, 1)
+def seconds(compute: Callable[[], Tensor]) -> float:
+    """Return what a trial takes, the least of some turns."""
+    found = []
+    for _ in range(TRIES):
+        began = time.perf_counter()
+        compute()
+        found.append(time.perf_counter() - began)
+    return min(found)
