@@ -19,6 +19,7 @@ from serve_app.engine.decoder.record import RecordBounds
 from serve_app.engine.decoder.runner import Runner
 from serve_app.engine.driver import ReplicaEngine
 from serve_app.engine.engine import Engine
+from serve_app.engine.kv.storage import KeyValueShape, LayerShape
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.speculation.speculator import StepCosts
 from serve_app.replica.service import ModelService
@@ -26,6 +27,11 @@ from serve_app.text.tokenizer import TextTokenizer
 from tests.engine.adapter_files import load_adapter
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def uniform(*, layers: int, heads: int, key_dim: int, value_dim: int) -> KeyValueShape:
+    """Return the shape of a model whose layers are all alike."""
+    return KeyValueShape(layers=(LayerShape(heads=heads, key_dim=key_dim, value_dim=value_dim),) * layers)
 
 
 def config(path: Path | str, **changes: object) -> EngineConfig:

@@ -11,12 +11,11 @@ from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.text_part import ModelNotSupported
 from serve_app.engine.kv.budget import CPU_SHARE, check_adapters_fit, context_within, free_bytes, kv_budget
 from serve_app.engine.kv.reservation import Reservation
-from serve_app.engine.kv.storage import KeyValueShape
-from tests.engine.harness import config
+from tests.engine.harness import config, uniform
 from tests.families.making import save_config
 
 CPU = torch.device("cpu")
-HALF_BILLION = KeyValueShape.uniform(layers=24, heads=2, key_dim=64, value_dim=64)
+HALF_BILLION = uniform(layers=24, heads=2, key_dim=64, value_dim=64)
 
 
 def asked(*, vocab_size: int = 1000, **changes: object) -> int:

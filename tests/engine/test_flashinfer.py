@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.kv.pages import FlashInfer, PageStorage, lay_indices
-from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading, attend
+from serve_app.engine.kv.storage import Holding, Reading, attend
 from serve_app.kernels.forms import Scoring
 from tests.engine.conftest import DEMO
-from tests.engine.harness import complete, config, make_engine, request
+from tests.engine.harness import complete, config, make_engine, request, uniform
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 60
 SPANS = [(0, 1), (16, 1), (39, 7), (3, 13), (7, 1), (8, 4)]
@@ -65,7 +65,7 @@ class Case:
 
     def __init__(self, spans: list[tuple[int, int]], *, value_dim: int = 16) -> None:
         self.generator = torch.Generator().manual_seed(3)
-        self.shape = KeyValueShape.uniform(layers=1, heads=2, key_dim=16, value_dim=value_dim)
+        self.shape = uniform(layers=1, heads=2, key_dim=16, value_dim=value_dim)
         free = torch.randperm(NUM_BLOCKS, generator=self.generator).tolist()
         self.readings: list[Reading] = []
         places: list[int] = []

@@ -21,6 +21,7 @@ from serve_app.engine.lora.plan import Mix, Resident, lay_rows, lay_tiles
 from serve_app.kernels.cpu.low_rank import low_rank_kernels
 from tests.engine.adapter_files import save_adapter
 from tests.engine.conftest import DEMO
+from tests.engine.gathered import GatheringRunner
 from tests.engine.harness import Outcome, complete, config, make_engine, request, sequences
 
 pytestmark = pytest.mark.slow
@@ -65,7 +66,7 @@ def paged(**changes: object) -> EngineConfig:
 
 def endless(settings: EngineConfig) -> Engine:
     """Whose texts end where they have to."""
-    return make_engine(settings, eos_token_ids=frozenset())
+    return make_engine(settings, eos_token_ids=frozenset(), runner=GatheringRunner)
 
 
 def recording(settings: EngineConfig, recorded: Recorded) -> Engine:
@@ -133,7 +134,7 @@ def test_recording_writes_no_keys_and_rows_of_nobody_write_none() -> None:
 def test_each_row_has_its_own_adapter(tmp_path: Path) -> None:
     folders = strong_adapters(tmp_path)
     recorded = Recorded()
-    plain, own = (make_engine(paged(), folders, eos_token_ids=frozenset()) for _ in range(2))
+    plain, own = (make_engine(paged(), folders, eos_token_ids=frozenset(), runner=GatheringRunner) for _ in range(2))
     own._runner.record_steps(recorded, num_places=8)
     prompts = [(request(f"{each}", max_tokens=6, adapter=each), [42] * 3) for each in (None, *folders)]
     expected = tokens(complete(plain, prompts))
@@ -156,7 +157,7 @@ def test_a_preempted_sequence_goes_on_with_other_blocks() -> None:
 @needs_kernels
 def test_nothing_is_recorded_within_requests(tmp_path: Path) -> None:
     folders = strong_adapters(tmp_path)
-    own = make_engine(paged(), folders)
+    own = make_engine(paged(), folders, runner=GatheringRunner)
     own._runner.record_steps(Recorded(), num_places=8)
     graphs = graphs_of(own)
     before = graphs.num_captured

@@ -13,12 +13,12 @@ from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.kv.pages import PageStorage, stretches_of
 from serve_app.engine.kv.storage import KeyValueShape, LayerShape
 from serve_app.engine.kv.store import make_store
-from tests.engine.harness import config
+from tests.engine.harness import config, uniform
 
 SHAPES = {
-    "half a billion": KeyValueShape.uniform(layers=24, heads=2, key_dim=64, value_dim=64),
-    "eight billion": KeyValueShape.uniform(layers=32, heads=8, key_dim=128, value_dim=128),
-    "keys of another size": KeyValueShape.uniform(layers=27, heads=16, key_dim=192, value_dim=128),
+    "half a billion": uniform(layers=24, heads=2, key_dim=64, value_dim=64),
+    "eight billion": uniform(layers=32, heads=8, key_dim=128, value_dim=128),
+    "keys of another size": uniform(layers=27, heads=16, key_dim=192, value_dim=128),
     "layers that differ": KeyValueShape(
         layers=(LayerShape(heads=8, key_dim=256, value_dim=256), LayerShape(heads=1, key_dim=80, value_dim=80)) * 3
     ),

@@ -11,6 +11,7 @@ from serve_app.engine.decoder.memory import HostCopy
 from serve_app.engine.engine import Engine
 from serve_app.engine.sampling.sampler import Sampler
 from tests.engine.conftest import DEMO
+from tests.engine.gathered import GatheringRunner
 from tests.engine.harness import Outcome, collect, complete, config, drain, make_engine, request, sequences
 from tests.engine.test_graphs import Recorded
 
@@ -40,10 +41,10 @@ class Deferred(HostCopy):
 def engines(*, records: bool = False, **changes: object) -> tuple[Engine, Engine]:
     """One that computes a step after the other, and one that runs ahead, as on a device."""
     settings = config(DEMO, kernels="torch", **changes)
-    plain, own = (make_engine(settings, eos_token_ids=frozenset()) for _ in range(2))
+    plain, own = (make_engine(settings, eos_token_ids=frozenset(), runner=GatheringRunner) for _ in range(2))
     if records:
         own._runner.record_steps(Recorded(), num_places=settings.max_num_sequences)
-    own._verifier._sampler = Sampler(own.model.eos_token_ids, land=Deferred)
+    own._verifier.sampler = Sampler(own.model.eos_token_ids, land=Deferred)
     own._steps.runs_ahead = True
     Deferred.num_flying = Deferred.most_flying = 0
     return plain, own

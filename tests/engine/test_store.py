@@ -13,6 +13,7 @@ from serve_app.engine.kv.reservation import PAGE, Reservation
 from serve_app.engine.kv.storage import Holding, KeyValueShape, LayerShape
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.kernels.interface import Kernels
+from tests.engine.harness import uniform
 
 pytestmark = pytest.mark.slow
 
@@ -237,7 +238,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.law("Budget")
 def test_memory_is_taken_as_it_is_written_and_given_back() -> None:
-    shape = KeyValueShape.uniform(layers=4, heads=2, key_dim=64, value_dim=64)
+    shape = uniform(layers=4, heads=2, key_dim=64, value_dim=64)
     num_blocks, budget = 4096, 4096 * BLOCK_SIZE * 4 * 2 * 128 * 4
     store = KeyValueStore(pages(num_blocks, shape=shape), num_blocks=num_blocks, block_size=BLOCK_SIZE, num_places=4)
     before, key = resident_bytes(), torch.ones(BLOCK_SIZE * 3200, 2, 64)

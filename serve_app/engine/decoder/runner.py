@@ -292,7 +292,7 @@ class AsyncSteps:
         masks = self._masks.begin(batch)
         with self._recorder.watching(batch):
             logits = self._runner.forward(batch)
-        begun = self._verifier.begin(logits, batch, masks)
+        begun = self._verifier.sampler.begin(logits, batch, masks)
         return LaunchedStep(batch, begun, [span.sequence.place.holding for span in batch.spans])
 
     def overlap(self, step: LaunchedStep) -> LaunchedStep:
@@ -306,7 +306,7 @@ class AsyncSteps:
         rows = [row for row, _ in going]
         with _presumed([span.sequence for _, span in going]):
             batch = Batch(tuple(Span(span.sequence, span.end, 1, samples=True) for _, span in going))
-            begun = self._verifier.begin(self._runner.forward(batch, launched.take(rows)), batch, None)
+            begun = self._verifier.sampler.begin(self._runner.forward(batch, launched.take(rows)), batch, None)
         holdings = [span.sequence.place.holding for span in batch.spans]
         self._next = LaunchedStep(batch, begun, holdings, (launched, rows))
         self.num_overlapped += 1

@@ -22,8 +22,6 @@ from serve_app.engine.kv.storage import (
     KeyValueShape,
     Reading,
     Slots,
-    attend,
-    mask_of,
     runs,
     tiles,
 )
@@ -110,15 +108,20 @@ class PageStorage:
             return RowsPlan(self, self._slots, readings, places, groups_of=self.groups)
         if not self._has_triton:
             return GroupedPlan(self, self.groups(readings), places)
-        split = paged_kernels().split_of(self._max_model_len)
-        return plan_paged(self._keys, self._values, readings, places, split=split)
+        return plan_paged(self._keys, self._values, readings, places, split=self._split)
 
     def plan_tiles(self, tiles: Tiles, *, max_keys: int) -> AttentionPlan:
-        """Plan single queries over tensors that are filled anew for every step; no query sees more than max_keys."""
-        if not self._has_triton:
-            return GatheredPlan(self._slots, tiles, padding=self.padding)
-        split = paged_kernels().split_of(self._max_model_len)
-        return PagedPlan(self._keys, self._values, tiles, max_keys=max_keys, split=split)
+        """Plan single queries over tensors that are filled anew for every step; no query sees more than max_keys.
+
+        Triton's kernels alone follow such tensors.
+        """
+        return PagedPlan(self._keys, self._values, tiles, max_keys=max_keys, split=self._split)
+
+    @property
+    def _split(self) -> int:
+        """Return how many positions are added up before they are merged."""
+        found: int = paged_kernels().split_of(self._max_model_len)
+        return found
 
     def groups(self, readings: Sequence[Reading]) -> list[Group]:
         singles = [each for each in readings if each.length == 1]
@@ -175,48 +178,6 @@ def stretches_of(blocks: Iterable[int]) -> list[tuple[int, int]]:
         else:
             found.append((block, block + 1))
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredPlan:
-    """An `AttentionPlan` of tiles of one query, or none, which gathers all pages that their tables could name.
-
-    layers:  of each its keys and its values, of which the last page stays zeros
-    padding: the number of that page
-    """
-
-    layers: Sequence[tuple[Slots, Slots]]
-    tiles: Tiles
-    padding: int
-
-    def run(self, layer: int, query: Tensor, key: Tensor | None, value: Tensor | None, *, scoring: Scoring) -> Tensor:
-        slots = self.layers[layer]
-        if key is not None and value is not None:
-            for each, new in zip(slots, (key, value), strict=True):
-                self._write(each, new)
-        keys, values = (each.pages for each in slots)
-        rows, tokens, starts, lengths = self.tiles.singles.long()
-        tables = self.tiles.tables.index_select(0, rows).long()  # [tiles, blocks]
-        num_keys = tables.shape[1] * keys.shape[1]
-        attended = attend(
-            query.index_select(0, tokens)[:, None],
-            keys[tables].flatten(1, 2),
-            values[tables].flatten(1, 2),
-            mask=mask_of(starts, 1, num_keys, window=scoring.window, chunk=scoring.chunk, dtype=query.dtype),
-            scale=scoring.scale,
-            softcap=scoring.softcap,
-            sinks=scoring.sinks,
-        )[:, 0]
-        attended = torch.where((lengths > 0)[:, None, None], attended, 0.0)
-        output = query.new_zeros(*query.shape[:2], values.shape[-1])
-        return output.index_copy_(0, tokens, attended.to(output.dtype))
-
-    def _write(self, slots: Slots, new: Tensor) -> None:
-        """At the tokens' places; of those that have none, zeros into the page of zeros."""
-        places = self.tiles.places
-        is_written = places >= 0
-        targets = torch.where(is_written, places, self.padding * slots.pages.shape[1])
-        slots.write(targets, torch.where(is_written[:, None, None], new, 0.0))
 
 
 How: TypeAlias = tuple[float, int | None, float | None]

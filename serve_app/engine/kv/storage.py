@@ -125,10 +125,6 @@ class KeyValueShape:
     places: Mapping[int, int] = field(default_factory=dict)
     readers: frozenset[int] = frozenset()
 
-    @classmethod
-    def uniform(cls, *, layers: int, heads: int, key_dim: int, value_dim: int) -> KeyValueShape:
-        return cls(layers=(LayerShape(heads=heads, key_dim=key_dim, value_dim=value_dim),) * layers)
-
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         return sum(each.heads * (each.key_dim + each.value_dim) for each in self.layers) * dtype.itemsize
 
@@ -164,13 +160,13 @@ class Group:
     """Queries attended to in one call: `length` of each row, over the first `num_keys` positions of each row.
 
     rows:   a table of blocks, [rows, blocks] int64; groups of one sequence have one table, which may be longer
-    tokens: the packed tokens of the queries, [rows * length] int64, or where they lie side by side, from … to
+    tokens: the packed tokens of the queries, [rows * length] int64, or a slice where they lie side by side
     starts: position of each row's first query
     masks:  what was built for this step so far, by window, chunk and element type
     """
 
     rows: Tensor
-    tokens: tuple[int, int] | Tensor
+    tokens: slice | Tensor
     length: int
     num_keys: int
     starts: tuple[int, ...]
@@ -182,16 +178,11 @@ class Group:
 
     def queries(self, packed: Tensor) -> Tensor:
         """Return the group's part of [tokens, heads, dim], as [rows, length, heads, dim]."""
-        picked = packed[self.tokens[0] : self.tokens[1]] if isinstance(self.tokens, tuple) else packed[self.tokens]
-        return picked.view(self.num_rows, self.length, *packed.shape[1:])
+        return packed[self.tokens].view(self.num_rows, self.length, *packed.shape[1:])
 
     def put(self, packed: Tensor, attended: Tensor) -> None:
         """Write [rows, length, heads, dim] to the group's tokens of [tokens, heads, dim]."""
-        flat = attended.reshape(self.num_rows * self.length, *attended.shape[2:])
-        if isinstance(self.tokens, tuple):
-            packed[self.tokens[0] : self.tokens[1]] = flat
-        else:
-            packed[self.tokens] = flat
+        packed[self.tokens] = attended.reshape(self.num_rows * self.length, *attended.shape[2:])
 
     def mask(
         self, window: int | None, dtype: torch.dtype, device: torch.device, *, chunk: int | None = None
@@ -243,7 +234,7 @@ def tiles(reading: Reading, rows: Tensor) -> list[Group]:
         groups.append(
             Group(
                 rows=rows,
-                tokens=(first, first + length),
+                tokens=slice(first, first + length),
                 length=length,
                 num_keys=start + length,
                 starts=(start,),

@@ -8,12 +8,10 @@ from itertools import islice, tee
 
 from serve_app.engine.config import EngineConfig
 from serve_app.engine.decoder.loading import LoadedModel
-from serve_app.engine.decoder.text_part import text_config
 from serve_app.engine.kv.ledger import BlockLedger, block_hashes
 from serve_app.engine.kv.pages import PageStorage
 from serve_app.engine.kv.storage import Holding, Storage
 from serve_app.engine.tensor_parallel.workers import ReplicatedStorage
-from serve_app.kernels.interface import attention_kernels
 
 
 class KeyValueStore:
@@ -159,7 +157,15 @@ def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
     """Make a store of as many blocks as the model's budget holds. All shards have a part of each block."""
     bytes_per_block = model.shape.bytes_per_token(model.dtype) * config.block_size
     num_blocks = model.kv_cache_bytes // bytes_per_block
-    storage = _make_storage(config, model, num_blocks)
+    storage: Storage = PageStorage(
+        model.shape,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        device=model.device,
+        kernels=model.kernels,
+        max_model_len=model.max_model_len,
+    )
     if model.workers is not None:
         storage = ReplicatedStorage(storage, model.workers.note)
     return KeyValueStore(
@@ -170,25 +176,3 @@ def make_store(config: EngineConfig, model: LoadedModel) -> KeyValueStore:
         num_spare=config.num_spare_places,
         bytes_per_block=bytes_per_block * config.tensor_parallel,
     )
-
-
-def _make_storage(config: EngineConfig, model: LoadedModel, num_blocks: int) -> Storage:
-    if model.device.type == "cpu":
-        _make_kernels(model)
-    return PageStorage(
-        model.shape,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        dtype=model.dtype,
-        device=model.device,
-        kernels=model.kernels,
-        max_model_len=model.max_model_len,
-    )
-
-
-def _make_kernels(model: LoadedModel) -> None:
-    """Make what attends on CPUs before a sequence waits for it."""
-    num_heads = getattr(text_config(model.module.config), "num_attention_heads", None)
-    for layer in set(model.shape.layers):
-        if isinstance(num_heads, int) and layer.key_dim == layer.value_dim and num_heads % layer.heads == 0:
-            attention_kernels(num_heads // layer.heads, layer.key_dim, model.dtype)

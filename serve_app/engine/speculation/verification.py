@@ -11,34 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
-from torch import Tensor
-
 from serve_app.core.delta import Delta, joined_by_sequence
-from serve_app.engine.sampling.masks import MaskComputer, StepMasks
+from serve_app.engine.sampling.masks import MaskComputer
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import Begun, Sampler
 from serve_app.engine.scheduler.sequence import Batch, Span, num_common
 
 
 class Verifier:
-    """Draws a step's tokens and commits them.
+    """Draws a step's tokens and commits them; the sampler has begun with them.
 
     num_drafted, num_accepted: guesses that were computed, and those that were drawn with something behind them
     """
 
     def __init__(self, masks: MaskComputer, sampler: Sampler, output: Output) -> None:
         self._masks = masks
-        self._sampler = sampler
+        self.sampler = sampler
         self._output = output
         self.num_drafted = 0
         self.num_accepted = 0
-
-    def begin(self, logits: Tensor, batch: Batch, masks: StepMasks | None) -> Begun:
-        """Begin to draw the tokens behind what is certain.
-
-        logits: as `Runner.forward` gives them;  masks: of those tokens
-        """
-        return self._sampler.begin(logits, batch, masks)
 
     def finish(self, begun: Begun, standing: Items[bool]) -> list[Delta]:
         """Return one delta per sequence that gained something. Changes sequences; releases none.
@@ -46,7 +37,7 @@ class Verifier:
         standing: of each span whether it is wanted still
         """
         batch, logits = begun.batch, begun.logits
-        sampled = self._sampler.finish(begun)
+        sampled = self.sampler.finish(begun)
         if not all(standing):
             stays = [number for number, stands in enumerate(standing) if stands]
             batch, sampled = Batch(tuple(batch.spans[at] for at in stays)), [sampled[at] for at in stays]
@@ -64,7 +55,7 @@ class Verifier:
                 known.sequence.spent.num_accepted += known.length
             batch = Batch(tuple(known for _, _, known in follows))
             rows = [each for span, row, known in follows for each in _rows(known, row + known.start - (span.end - 1))]
-            sampled = self._sampler.sample(logits[rows], batch, self._masks.begin(batch))
+            sampled = self.sampler.sample(logits[rows], batch, self._masks.begin(batch))
             deltas += self._output.commit(batch, sampled)
             guessed = [(span, row) for span, row, _ in follows]
         return joined_by_sequence(deltas)

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from serve_app.engine.kv.pages import PageStorage
-from serve_app.engine.kv.storage import Holding, KeyValueShape, Reading
+from serve_app.engine.kv.storage import Holding, Reading
 from serve_app.kernels.forms import Scoring, Tiles
 
 pytest.importorskip("triton", reason="its kernels can be neither compiled nor interpreted")
 
 from serve_app.engine.kv.pages import PagedPlan, lay_tiles, plan_paged
 from serve_app.kernels.gpu.paged import write
+from tests.engine.harness import uniform
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ class Case:
         """Pages with the same numbers at every call."""
         layer = {"heads": self.kv_heads, "key_dim": self.key_dim, "value_dim": self.value_dim}
         storage = PageStorage(
-            KeyValueShape.uniform(layers=1, **layer),
+            uniform(layers=1, **layer),
             num_blocks=NUM_BLOCKS,
             block_size=BLOCK_SIZE,
             dtype=torch.float32,
