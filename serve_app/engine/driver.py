@@ -35,7 +35,8 @@ from serve_app.engine.decoder.memory import Leftovers, give_back_freed_memory, s
 from serve_app.engine.decoder.record import Record, RecordBounds, record_card
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.matching import Matcher
-from serve_app.engine.lora.staging import Staging, bind_found, cards_that_fit
+from serve_app.engine.lora.registration import bind_adapters
+from serve_app.engine.lora.staging import Staging, cards_that_fit, matcher_of
 from serve_app.engine.sampling.output import PERIOD_S, Period
 from serve_app.engine.scheduler.sequence import Sequence
 from serve_app.engine.vision.encoder import image_card, make_encoder
@@ -141,6 +142,10 @@ class Driver:
     def nudge(self, *commands: Command) -> None:
         """Let the engine look again at once whether it can go on, after commands that its thread carries out first."""
         self._post(frozenset(), *commands)
+
+    @property
+    def usage(self) -> UsageReport:
+        return self._engine.usage
 
     def check(self) -> None:
         """Raise EngineFailed as `check_engine`, or if the engine is too long in one step."""
@@ -457,14 +462,11 @@ class ReplicaEngine(Driver):
         settle_memory()
         use_threads(config)
         model, tokenizer = load_with_tokenizer(config)
-        bound, cards, matcher = bind_found(adapters, model)
+        matcher = matcher_of(model) if adapters else None
+        bound, cards = bind_adapters(adapters, model.module, shard=model.shard, matcher=matcher)
         loader = ThreadPoolExecutor(1, thread_name_prefix="adapters", initializer=compute_alone)
         core = Engine(config, model, tokenizer, bound, loader=loader)
         return cls(core, cards_that_fit(core, cards), matcher), tokenizer
-
-    @property
-    def usage(self) -> UsageReport:
-        return self.core.usage
 
     @property
     def residency(self) -> Residency:

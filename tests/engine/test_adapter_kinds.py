@@ -21,6 +21,7 @@ from serve_app.catalog.adapters import read_records
 from serve_app.check.folders import check_adapters
 from serve_app.engine.decoder.loading import load_model
 from serve_app.engine.decoder.record import expert_layers
+from serve_app.engine.lora.matching import Matcher
 from serve_app.engine.lora.modules import BankedModule
 from serve_app.engine.lora.registration import bind_adapters
 from tests.engine.harness import complete, config, make_engine, reference_greedy, request
@@ -307,7 +308,7 @@ def test_what_changes_the_vision_encoder_is_refused_where_images_are_served(tmp_
     write(base, folder / "a", {})
     for sees, told in ((True, "set `images: false` to serve it for text"), (False, "None")):
         model = load_model(config(base, images=sees)).module
-        [card] = bind_adapters(read_records(folder), model, sees=sees)[1]
+        [card] = bind_adapters(read_records(folder), model, matcher=Matcher.of(model, sees=sees))[1]
         assert told in str(card.reason)
     [report] = check_adapters(str(folder), str(base))
     assert "set `images: false`" in str(report.reason)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
@@ -19,7 +20,6 @@ from serve_app.engine.decoder.linears import (
     LinearPart,
     PackedEmbedding,
     PackedLinear,
-    PlainLinear,
     can_join,
     join,
     pays,
@@ -56,7 +56,7 @@ def test_a_packed_linear_gives_what_the_plain_one_does(
     weight, bias, x = random(outputs, inputs), random(outputs), random(rows, inputs + 5)[:, 2:-3]
     got = PackedLinear(weight, bias)(x)
     assert got.shape == (rows, outputs)
-    torch.testing.assert_close(got, PlainLinear(weight, bias)(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got, F.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
 
 
 def test_a_packed_weight_is_read_back_bit_for_bit(random: Callable[..., Tensor]) -> None:
@@ -180,10 +180,10 @@ def test_a_head_stays_plain_where_a_tied_embedding_could_not_be_read_from_it() -
 
 def test_small_weights_stay_plain_and_large_ones_are_packed() -> None:
     small, large = (JointLinear([nn.Linear(768, size), nn.Linear(768, size)]).whole for size in (64, 512))
-    assert type(small) is PlainLinear
+    assert type(small) is nn.Linear
     assert type(large) is PackedLinear
 
 
 def test_a_joint_linear_of_a_type_that_is_not_packed_is_plain() -> None:
     joint = JointLinear([nn.Linear(1024, 512, dtype=torch.float64)] * 2)
-    assert type(joint.whole) is PlainLinear
+    assert type(joint.whole) is nn.Linear

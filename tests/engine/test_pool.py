@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from serve_app.engine.lora.adapter import LowRank, read_weights
+from serve_app.engine.lora.adapter import LowRank
 from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
@@ -87,7 +87,7 @@ def test_any_mix_of_rows_equals_each_row_by_itself(
     order = draw.sample(list(folders), len(folders))
     for slot, version in enumerate(order):
         bank.load(slot, version)
-    weights = [read_weights(bank._adapters[version], model, bank._linears, dtype=dtype) for version in order]
+    weights = [bank.read(bank._adapters[version]) for version in order]
     slots = [draw.randrange(-1, len(order)) for _ in range(draw.choice([1, 5, 30]))]
     slots += [draw.randrange(-1, len(order))] * draw.choice([0, 40])
     draw.shuffle(slots) if seed % 2 else None
@@ -124,7 +124,7 @@ def test_a_mix_is_the_sum_of_what_its_adapters_change_in_any_company(seed: int, 
     order = draw.sample(list(folders), len(folders))
     for slot, version in enumerate(order):
         bank.load(slot, version)
-    weights = [read_weights(bank._adapters[version], model, bank._linears, dtype=torch.float32) for version in order]
+    weights = [bank.read(bank._adapters[version]) for version in order]
     known: list[Mix] = [(), alone(0), alone(3)]
     known += [
         tuple((slot, draw.choice([-1.5, -0.25, 0.3, 0.7, 1.0, 2.0])) for slot in draw.sample(range(7), count))

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from serve_app.engine.decoder.quantized_linear import QuantisedLinear, join_linears
-from serve_app.engine.decoder.stored import StoredLinear, Widening
+from serve_app.engine.decoder.stored import StoredLinear, Widening, plain_linear
 from serve_app.kernels.interface import laid_out, may_read
 from serve_app.kernels.openmp import alone
 from serve_app.kernels.torch_private import lay_out, memory_of, multiply, onednn_has
@@ -96,25 +96,7 @@ class PackedLinear(nn.Module):
         return self.kept(x)
 
 
-class PlainLinear(nn.Module):
-    """A linear of torch's own kernels."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: [outputs, inputs];  bias: [outputs]"""
-        super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-
-    @property
-    def frame(self) -> Tensor:
-        return self.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
-
-
-WholeLinear: TypeAlias = PackedLinear | PlainLinear | QuantisedLinear
+WholeLinear: TypeAlias = PackedLinear | nn.Linear | QuantisedLinear
 
 
 class JointLinear:
@@ -157,7 +139,8 @@ class LinearPart(nn.Module):
     @property
     def frame(self) -> Tensor:
         """Return a tensor of the weight's shape, dtype and device; its numbers mean nothing."""
-        return self.joint.whole.frame[self.begin : self.end]
+        whole = self.joint.whole
+        return (whole.weight if isinstance(whole, nn.Linear) else whole.frame)[self.begin : self.end]
 
     @property
     def bias(self) -> Tensor | None:
@@ -221,7 +204,9 @@ def _whole(linears: Sequence[Any], widening: Widening | None) -> WholeLinear:
         assert widening is not None, "nothing says in which numbers they are computed"
         weight = widening.together(linears)
         weight = weight if pays(weight) else weight.clone()  # which the next ones overwrite
-    return PackedLinear(weight, bias) if pays(weight) else PlainLinear(weight, bias)
+    if pays(weight):
+        return PackedLinear(weight, bias)
+    return plain_linear(weight, bias)
 
 
 LOSS = 2.0**-24

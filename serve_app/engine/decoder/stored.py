@@ -135,9 +135,9 @@ def _leave_stored(model: PreTrainedModel, stored: torch.dtype) -> None:
         if type(module) is nn.Linear and (module is head or module in inner):
             linear = StoredLinear(module.in_features, module.out_features, bias=False, device="meta", dtype=stored)
             linear.bias, linear.dtype = module.bias, module.weight.dtype
-            replace(model, name, linear)
+            model.set_submodule(name, linear)
         elif type(module) is nn.Embedding and module is embedding:
-            replace(model, name, _stored_embedding(module, stored))
+            model.set_submodule(name, _stored_embedding(module, stored))
 
 
 def _stored_embedding(embedding: nn.Embedding, stored: torch.dtype) -> StoredEmbedding:
@@ -155,18 +155,26 @@ def widen_rest(model: PreTrainedModel) -> None:
         if isinstance(module, StoredLinear | StoredEmbedding):
             weight = module.weight
             wide = widened.setdefault(id(weight), nn.Parameter(weight.detach().to(module.dtype), requires_grad=False))
-            replace(model, name, _plain(module, wide))
+            model.set_submodule(name, _plain(module, wide))
 
 
 def _plain(module: StoredLinear | StoredEmbedding, weight: nn.Parameter) -> nn.Module:
-    plain: nn.Linear | nn.Embedding
     if isinstance(module, StoredLinear):
-        plain = nn.Linear(module.in_features, module.out_features, bias=False, device="meta")
-        plain.bias = module.bias
-    else:
-        plain = nn.Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, device="meta")
+        return plain_linear(weight, module.bias).train(module.training)
+    plain = nn.Embedding(module.num_embeddings, module.embedding_dim, module.padding_idx, device="meta")
     plain.weight = weight
     return plain.train(module.training)
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear of torch's own kernels. weight: [outputs, inputs];  bias: [outputs]; parameters stay the same"""
+    outputs, inputs = weight.shape
+    made = nn.Linear(inputs, outputs, bias=False, device="meta")
+    for name, each in (("weight", weight), ("bias", bias)):
+        if each is not None and not isinstance(each, nn.Parameter):
+            each = nn.Parameter(each.detach(), requires_grad=False)
+        setattr(made, name, each)
+    return made
 
 
 ROUTERS = frozenset({"gate", "shared_expert_gate", "router"})
@@ -264,7 +272,7 @@ def await_weights(model: PreTrainedModel, bits: Bits, kept: Kept = lambda name: 
     }
     made = {name: Awaiting(module, name, "int8" if module is head else bits, kept) for name, module in found.items()}
     for name, each in made.items():
-        replace(model, name, each)
+        model.set_submodule(name, each)
     return list(made.values())
 
 
@@ -272,9 +280,4 @@ def settle_weights(model: PreTrainedModel) -> None:
     """Put what was made of each weight in its place."""
     for name, module in [*model.named_modules()]:
         if isinstance(module, Awaiting):
-            replace(model, name, module.settled())
-
-
-def replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
+            model.set_submodule(name, module.settled())

@@ -226,7 +226,8 @@ def _check_computed(inside: Mapping[str, Change], outside: Collection[str], *, i
 
 def _notes(left: Iterable[str], matcher: Matcher, file: WeightsFile) -> dict[str, list[str]]:
     """Tensors that change nothing, by the reason. Raises AdapterRefused where one is another weight of the base."""
-    copies = {name: base for name in left if (base := _base_name(name)) in matcher}
+    named = {name: name.removeprefix(PREFIX).replace(".base_layer.", ".") for name in left}
+    copies = {name: base for name, base in named.items() if base in matcher}
     tensors = load(file.read()) if copies else {}
     for name, base in copies.items():
         if not _is_copy(tensors[name], matcher.base_weight(base)):
@@ -238,10 +239,6 @@ def _notes(left: Iterable[str], matcher: Matcher, file: WeightsFile) -> dict[str
         "left out, as target_modules does not name their modules": [name for name in left if name not in copies],
         "left out, as the base has the same weights": [*copies],
     }
-
-
-def _base_name(name: str) -> str:
-    return name.removeprefix(PREFIX).replace(".base_layer.", ".")
 
 
 def _is_copy(saved: Tensor, stored: Any) -> bool:

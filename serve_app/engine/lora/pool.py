@@ -16,11 +16,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from serve_app.engine.decoder.linears import unwrapped
 from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, read_weights
 from serve_app.engine.lora.buckets import MIN_RANK, Shelf, Stack, entries_per_rank, shelf_rank
 from serve_app.engine.lora.matching import Target, head_name
 from serve_app.engine.lora.modules import BankedExperts, BankedLinear, BankedModule, BankedRouter, Step
 from serve_app.engine.lora.plan import Mix, Plan, Resident, ShelfRows, find_gains, lay_rows, lay_tiles
+from serve_app.engine.tensor_parallel.division import Division, part_of
 from serve_app.kernels.forms import AdapterKernels, AdapterTiles, PlainKernels
 from serve_app.kernels.interface import adapter_kernels
 
@@ -55,13 +57,14 @@ class AdapterBank:
         max_slots: int,
         max_bytes: int | None = None,
         uses_triton: bool = False,
+        division: Division | None = None,
     ) -> None:
         """max_bytes: of all resident adapters together; None does not bound them
 
-        uses_triton: whether kernels are Triton's
+        uses_triton: whether kernels are Triton's;  division: of which the model is a part, while adapters are whole
         """
         self.num_slots, self.max_bytes = max_slots, max_bytes
-        self._model, self._uses_triton = model, uses_triton
+        self._model, self._uses_triton, self._division = model, uses_triton, division
         self._head_name = head_name(model)
         parameter = next(model.parameters())
         self._device, self._dtype = parameter.device, parameter.dtype
@@ -69,7 +72,6 @@ class AdapterBank:
         self._sizes: dict[str, int] = {}
         self._frames: dict[str, Tensor] = {}  # of each target, as `_frame` gives it
         self._bases: dict[str, nn.Module] = {}
-        self._linears: dict[str, nn.Module] = {}
         self._shelves: dict[int, Shelf] = {}
         self._step = Step()
         self.wrapped: dict[str, BankedLinear] = {}
@@ -109,7 +111,7 @@ class AdapterBank:
 
     def own_part(self, weights: dict[str, LowRank]) -> dict[str, LowRank]:
         """Return what this shard computes of an adapter that was read whole."""
-        return weights
+        return weights if self._division is None else part_of(weights, self._division)
 
     def drop(self, version: str) -> None:
         """Forget a version that is in no slot. What was wrapped for it stays."""
@@ -176,7 +178,7 @@ class AdapterBank:
             for each in (slot, *tuple(self._vacated)):
                 self._free(each)
             try:
-                weights = self._read(adapter)
+                weights = self.own_part(self._read(adapter))
                 shelf = self._shelves[rank]
                 room = None if self.max_bytes is None else self.max_bytes - self.num_bytes + shelf.num_bytes
                 place = shelf.put(weights, room)
@@ -271,10 +273,10 @@ class AdapterBank:
     def unwrap(self) -> None:
         """Give the model its own modules back."""
         for name, module in self._bases.items():
-            _replace(self._model, name, module)
+            self._model.set_submodule(name, module)
 
     def _read(self, adapter: Adapter) -> dict[str, LowRank]:
-        """What it does to each of the modules that are here. Raises AdapterRefused."""
+        """What it does to each module. Raises AdapterRefused."""
         offered = self._offered.pop(adapter.version, None)
         return self.read(adapter) if offered is None else offered
 
@@ -285,7 +287,7 @@ class AdapterBank:
     def _linears_of(self, adapter: Adapter) -> dict[str, nn.Module]:
         """The linears with their weights, those included that nothing is wrapped around yet."""
         names = [name for name, change in adapter.changes.items() if change.target.parameter is None]
-        return {name: self._linears.get(name) or self._model.get_submodule(name) for name in names}
+        return {name: unwrapped(self._model.get_submodule(name)) for name in names}
 
     def _frame_of(self, target: Target) -> Tensor:
         """Return what has the size of a weight, whether its module is wrapped or not."""
@@ -297,18 +299,17 @@ class AdapterBank:
         self._frames[target.name] = self._frame_of(target)
         base = self._bases.setdefault(target.module, self._model.get_submodule(target.module))
         if target.parameter is None:
-            self._linears[target.name] = base
             wrapped = BankedLinear(base, target.name, shelves=self._shelves, step=self._step)
             self.wrapped[target.name] = wrapped
-            _replace(self._model, target.name, wrapped)
+            self._model.set_submodule(target.name, wrapped)
         elif target.module not in self._modules:
             self._modules[target.module] = self._banked(target)
-            _replace(self._model, target.module, self._modules[target.module])
+            self._model.set_submodule(target.module, self._modules[target.module])
 
     def _choose_kernels(self) -> None:
         """Kernels compute every adapter that is known, or torch does."""
         if not (self._uses_triton and self._has_kernels):
-            self._step.kernels = self._kernels(self._frames[name] for name in self._linears) or PlainKernels()
+            self._step.kernels = self._kernels(self._frames[name] for name in self.wrapped) or PlainKernels()
             self._last_mixes = None
 
     def warm_kernels(self) -> None:
@@ -356,7 +357,7 @@ class AdapterBank:
         for name, wrapped in tuple(self.wrapped.items()):
             gain = weights[name].gain if name in weights else None
             if gain is not None and wrapped.gains is None:
-                wrapped.gains = _ones(self.num_slots, frame_of(wrapped.base), gain.numel())
+                wrapped.gains = frame_of(wrapped.base).new_ones(self.num_slots, gain.numel())
             if wrapped.gains is not None:
                 wrapped.gains[slot] = 1.0 if gain is None else gain.to(self._device)
         return has_gain
@@ -368,12 +369,3 @@ def _frame(target: Target, module: nn.Module) -> Tensor:
         return frame_of(module)
     parameter: Tensor = getattr(module, target.parameter)
     return parameter.mT if target.experts is not None and module.is_transposed else parameter
-
-
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
-
-
-def _ones(num_slots: int, like: Tensor, out_features: int) -> Tensor:
-    return torch.ones(num_slots, out_features, dtype=like.dtype, device=like.device)

@@ -22,7 +22,6 @@ from serve_app.engine.lora.matching import AdapterRefused, Matcher, head_name
 from serve_app.engine.lora.modules import BankedLinear
 from serve_app.engine.lora.plan import Mix
 from serve_app.engine.lora.pool import AdapterBank
-from serve_app.engine.tensor_parallel.adapters import PartBank
 from serve_app.engine.tensor_parallel.workers import Bind, Shard
 from serve_app.engine.vision.support import VisionSupport
 
@@ -34,18 +33,16 @@ def bind_adapters(
     module: PreTrainedModel,
     *,
     shard: Shard | None = None,
-    sees: bool = False,
     matcher: Matcher | None = None,
 ) -> tuple[list[Adapter], tuple[AdapterCard, ...]]:
     """Bind every adapter that fits and passes its probe; give all cards, those that do not with the reason.
 
     shard:   of a model that is divided; all shards do this together
-    sees:    whether images are served
     matcher: None makes one
     """
     if shard is not None and shard.workers is not None:
         shard.workers.tell(Bind(records=tuple(found)))
-    matcher = matcher or (Matcher.of(module, sees=sees) if found else None)
+    matcher = matcher or (Matcher.of(module) if found else None)
     bound, refused = _bind(found, matcher, is_divided=shard is not None)
     versions = {adapter.version: adapter for adapter in bound.values()}
     faults = probe(module, list(versions.values()), shard=shard)
@@ -144,10 +141,7 @@ def probe(model: nn.Module, adapters: Items[Adapter], *, shard: Shard | None = N
 
 
 def _probe_alone(model: nn.Module, adapter: Adapter, shard: Shard | None) -> str | None:
-    if shard is None:
-        bank = AdapterBank(model, [adapter], max_slots=1)
-    else:
-        bank = PartBank(model, [adapter], division=shard.division, max_slots=1)
+    bank = AdapterBank(model, [adapter], max_slots=1, division=None if shard is None else shard.division)
     try:
         try:
             weights = bank.read(adapter)

@@ -55,9 +55,9 @@ class Slots:
         num_slots: int,
         load: Load,
         *,
-        vacate: Callable[[int], None] | None = None,
+        vacate: Callable[[int], None] = lambda slot: None,
         executor: Executor | None = None,
-        on_staged: Callable[[], None] | None = None,
+        on_staged: Callable[[], None] = lambda: None,
         fits: Callable[[Iterable[str]], bool] = lambda versions: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -165,22 +165,18 @@ class Slots:
             self._vacate_slot_of(oldest)
         assert self._free, "acquire() without can_acquire()"
         slot = self._free.pop()
-        if self._vacate is not None:
-            self._vacate(slot)
+        self._vacate(slot)
         self.num_loads += 1
         self._slot_of[version] = slot
         self._sent_at[version] = self._clock()
         self._note_residents()
         future = self._executor.submit(self._load, slot, version)
         self._staging[version] = future
-        if self._on_staged is not None:
-            on_staged = self._on_staged
-            future.add_done_callback(lambda _: on_staged())
+        future.add_done_callback(lambda _: self._on_staged())
 
     def _vacate_slot_of(self, version: str) -> None:
         slot = self._slot_of.pop(version)
-        if self._vacate is not None:
-            self._vacate(slot)
+        self._vacate(slot)
         self._free.append(slot)
 
     def _settle(self, version: str, future: Future[Callable[[], None] | None]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from collections.abc import Sequence as Items
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.engine import Engine
 from serve_app.engine.lora.adapter import Adapter, bind_adapter
 from serve_app.engine.lora.matching import AdapterRefused, Matcher
-from serve_app.engine.lora.registration import bind_adapters, keeps_prefix
+from serve_app.engine.lora.registration import keeps_prefix
 from serve_app.engine.lora.sandboxed_matching import match_sandboxed
 from serve_app.kernels.openmp import compute_alone
 
@@ -179,14 +178,6 @@ class Staging:
 def matcher_of(model: LoadedModel) -> Matcher:
     """Return what matches configurations with a model."""
     return Matcher.of(model.module, sees=model.tower is not None)
-
-
-def bind_found(
-    found: Items[AdapterRecord], model: LoadedModel
-) -> tuple[list[Adapter], tuple[AdapterCard, ...], Matcher | None]:
-    """Bind the adapters that are there at start, as `bind_adapters`; return what has matched them, too."""
-    matcher = matcher_of(model) if found else None
-    return *bind_adapters(found, model.module, shard=model.shard, matcher=matcher), matcher
 
 
 def cards_that_fit(core: Engine, cards: tuple[AdapterCard, ...]) -> tuple[AdapterCard, ...]:

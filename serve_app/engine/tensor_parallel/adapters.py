@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
-from dataclasses import replace
 
 from torch import nn
 
@@ -14,7 +13,7 @@ from serve_app.engine.kv.budget import adapter_budget, check_adapters_fit
 from serve_app.engine.lora.adapter import Adapter, LowRank, frame_of, linear_modules
 from serve_app.engine.lora.matching import head_name
 from serve_app.engine.lora.pool import AdapterBank, SwapIn
-from serve_app.engine.tensor_parallel.division import Division
+from serve_app.engine.tensor_parallel.division import Division, part_of
 from serve_app.engine.tensor_parallel.workers import (
     AdmitAdapter,
     BringAdapter,
@@ -31,22 +30,10 @@ USUAL_RANK = 64
 """Of adapters that nobody has seen yet, when memory for them is set aside."""
 
 
-class PartBank(AdapterBank):
-    """Reads adapters whole and keeps its shard's part."""
-
-    def __init__(self, model: nn.Module, adapters: Iterable[Adapter], *, division: Division, max_slots: int) -> None:
-        super().__init__(model, adapters, max_slots=max_slots)
-        self._division = division
-
-    def own_part(self, weights: Weights) -> Weights:
-        return part_of(weights, self._division)
-
-    def _read(self, adapter: Adapter) -> Weights:
-        return part_of(super()._read(adapter), self._division)
-
-
 class LeaderBank(AdapterBank):
     """The first shard's bank. It alone reads files, and sends each worker its part when an adapter is swapped in."""
+
+    _division: Division
 
     def __init__(
         self,
@@ -58,8 +45,7 @@ class LeaderBank(AdapterBank):
         max_slots: int,
         uses_triton: bool = False,
     ) -> None:
-        super().__init__(model, adapters, max_slots=max_slots, uses_triton=uses_triton)
-        self._division = division
+        super().__init__(model, adapters, max_slots=max_slots, uses_triton=uses_triton, division=division)
         self._workers = workers
         self._whole: Weights = {}
 
@@ -70,9 +56,6 @@ class LeaderBank(AdapterBank):
     def drop(self, version: str) -> None:
         self._workers.tell(DropAdapter(version=version))
         super().drop(version)
-
-    def own_part(self, weights: Weights) -> Weights:
-        return part_of(weights, self._division)
 
     def stage(self, slot: int, version: str) -> SwapIn:
         swap_in = super().stage(slot, version)
@@ -88,7 +71,7 @@ class LeaderBank(AdapterBank):
 
     def _read(self, adapter: Adapter) -> Weights:
         self._whole = super()._read(adapter)  # one call at a time, as `stage` is
-        return part_of(self._whole, self._division)
+        return self._whole
 
 
 class WorkerBank(AdapterBank):
@@ -103,20 +86,6 @@ class WorkerBank(AdapterBank):
 
     def _read(self, adapter: Adapter) -> Weights:
         return self.received
-
-
-def part_of(weights: Weights, division: Division) -> Weights:
-    """Return a shard's part of an adapter: of `up` if a module's outputs are cut, else of `down`."""
-    parts: Weights = {}
-    for name, each in weights.items():
-        cut = division.cut(name)
-        if cut is None:
-            parts[name] = each
-        elif cut.along == "outputs":
-            parts[name] = replace(each, up=cut.weight(each.up))
-        else:
-            parts[name] = replace(each, down=cut.weight(each.down))
-    return parts
 
 
 def make_bank(config: EngineConfig, model: LoadedModel, adapters: Items[Adapter]) -> AdapterBank:

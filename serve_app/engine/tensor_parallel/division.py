@@ -12,6 +12,7 @@ from torch import Tensor
 
 from serve_app.engine.decoder.config_check import CheckedConfig, shapes_of
 from serve_app.engine.decoder.text_part import FAMILIES, ModelNotSupported, text_config
+from serve_app.engine.lora.adapter import LowRank
 from serve_app.engine.vision.support import VisionSupport
 
 Range: TypeAlias = tuple[int, int]
@@ -216,4 +217,18 @@ def parts_of(slices: Mapping[str, Any], division: Division) -> dict[str, Part]:
         module, _, kind = name.rpartition(".")
         cut, is_bias = division.cut(module), kind == "bias"
         parts[name] = Part(stored=stored, cut=cut, is_bias=is_bias, is_first=division.is_first)
+    return parts
+
+
+def part_of(weights: Mapping[str, LowRank], division: Division) -> dict[str, LowRank]:
+    """Return a shard's part of an adapter: of `up` if a module's outputs are cut, else of `down`."""
+    parts = {}
+    for name, each in weights.items():
+        cut = division.cut(name)
+        if cut is None:
+            parts[name] = each
+        elif cut.along == "outputs":
+            parts[name] = replace(each, up=cut.weight(each.up))
+        else:
+            parts[name] = replace(each, down=cut.weight(each.down))
     return parts

@@ -36,7 +36,6 @@ from serve_app.engine.tensor_parallel.workers import (
     Load,
     Serve,
     TryAdapter,
-    carry_out,
 )
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ class Worker:
                     self._bank.drop(version)
                 case Compute(calls=calls, layout=layout, by_modules=by_modules):
                     for call in calls:
-                        carry_out(call, self._storage)
+                        getattr(self._storage, call.method)(*call.arguments)
                     self._runner.run_shard(layout, by_modules=by_modules)
 
     def refuse(self, reason: str) -> None:

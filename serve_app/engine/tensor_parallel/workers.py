@@ -394,8 +394,3 @@ class ReplicatedStorage:
         """Make a call, and have the workers make it."""
         getattr(self._own, method)(*arguments)
         self._note(StorageCall(method=method, arguments=arguments))
-
-
-def carry_out(call: StorageCall, storage: Storage) -> None:
-    """Make a noted call on a worker's storage."""
-    getattr(storage, call.method)(*call.arguments)
