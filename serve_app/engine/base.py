@@ -10,9 +10,11 @@ from serve_app.core.delta import Delta, FinishReason
 from serve_app.core.errors import EngineFailed, ServeError
 from serve_app.core.ledger import News, UsageReport
 from serve_app.core.log_context import about
+from serve_app.engine.config import EngineConfig
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.scheduler.accounting import Accounts, note_ended
 from serve_app.engine.scheduler.policy import FairShares
+from serve_app.engine.scheduler.queue import WaitingQueue
 from serve_app.engine.scheduler.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -28,8 +30,10 @@ class BaseEngine(ABC):
     is_stalled: the last step computed nothing, because all that waits waits for an adapter
     """
 
-    def __init__(self, policy: FairShares, output: Output) -> None:
-        self._policy, self._output, self._accounts = policy, output, Accounts()
+    def __init__(self, config: EngineConfig, output: Output) -> None:
+        self.config, self._output, self._accounts = config, output, Accounts()
+        self._policy = FairShares(config.fairness)
+        self._waiting = WaitingQueue(self._policy)
         self._unsampled: list[Sequence] = []
         self.num_steps = self.num_failed_steps = self._num_told = 0
         self.step_s, self.is_stalled = 0.0, False
@@ -54,6 +58,14 @@ class BaseEngine(ABC):
     def note_told(self) -> None:
         """Note that the load as it is now was sent: what was spent until now is told of no more."""
         self._num_told = self._accounts.num_changes
+
+    def add(self, sequences: Items[Sequence]) -> None:
+        """Queue the sequences of one request; the first computes the prompt, the others are its forks."""
+        first, *first.forks = sequences
+        if first.max_tokens == 0 and not first.scores_prompt and first.record is None:
+            self._unsampled.append(first)
+        else:
+            self._waiting.push(first)
 
     def go_on(self, sequence: Sequence) -> None:
         """Have a new sequence go on where it was begun elsewhere; any thread may ask."""

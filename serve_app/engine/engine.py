@@ -15,9 +15,10 @@ from serve_app.core.errors import AdapterUnusable, EngineFailed
 from serve_app.core.log_context import about
 from serve_app.engine.base import LOST, BaseEngine
 from serve_app.engine.config import EngineConfig
+from serve_app.engine.decoder.graphs import CudaCapture
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.memory import host_copy_for
-from serve_app.engine.decoder.runner import AsyncSteps, Recorder, Runner, record_on_gpus
+from serve_app.engine.decoder.runner import AsyncSteps, Recorder, Runner
 from serve_app.engine.kv.store import make_store
 from serve_app.engine.lora.adapter import Adapter, LowRank
 from serve_app.engine.lora.pool import AdapterBank
@@ -29,7 +30,6 @@ from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler.accounting import attribute, note_ended, with_times
 from serve_app.engine.scheduler.planner import Pace, work_clock
-from serve_app.engine.scheduler.policy import FairShares
 from serve_app.engine.scheduler.scheduler import Scheduler
 from serve_app.engine.scheduler.sequence import Batch, Sequence
 from serve_app.engine.speculation.speculator import Speculator
@@ -62,9 +62,8 @@ class Engine(BaseEngine):
         loader: Executor | None = None,
         runner: type[Runner] = Runner,
     ) -> None:
-        output = Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens)
-        super().__init__(FairShares(config.fairness), output)
-        self.config, self.model, self._loader = config, model, loader
+        super().__init__(config, Output(tokenizer, model.eos_token_ids, max_forced=config.max_forced_tokens))
+        self.model, self._loader = model, loader
         self.bank: AdapterBank = make_bank(config, model, adapters)  # any thread may read files with it
         self._store = make_store(config, model)
         self.on_staged: Callable[[], None] = lambda: None
@@ -74,13 +73,15 @@ class Engine(BaseEngine):
         )  # fmt: skip
         self.speculator = Speculator(config, model.eos_token_ids)
         self._scheduler = Scheduler(
-            self._store, self._slots, policy=self._policy, accounts=self._accounts, speculator=self.speculator,
+            self._store, self._slots, policy=self._policy, accounts=self._accounts, waiting=self._waiting,
+            speculator=self.speculator,
             pace=Pace(config.max_step_stretch, config.min_prompt_tokens), max_batch_tokens=config.max_batch_tokens,
             max_logit_rows=config.max_logit_rows, max_forced=config.max_forced_tokens,
             max_bypass_s=config.max_bypass_s, uses_prefixes=config.prefix_cache,
         )  # fmt: skip
         self._runner = runner(model, self._store.storage, self.bank)
-        record_on_gpus(self._runner, config, model)
+        if config.graphs == "auto" and model.device.type == "cuda" and model.kernels != "torch":
+            self._runner.record_steps(CudaCapture(), num_places=config.num_places)
         self._masks = MaskComputer()
         sampler = Sampler(model.eos_token_ids, land=host_copy_for(model.device))
         self._verifier = Verifier(self._masks, sampler, self._output)
@@ -105,7 +106,7 @@ class Engine(BaseEngine):
     def load(self) -> Load:
         return Load(
             num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting) + len(self._scheduler.paused),
+            num_waiting=len(self._waiting) + len(self._scheduler.paused),
             num_free_blocks=self._store.num_free_blocks + self._store.num_cached_blocks,
             num_blocks=self._store.num_blocks,
             num_cached_blocks=self._store.num_cached_blocks,
@@ -130,14 +131,6 @@ class Engine(BaseEngine):
     @property
     def num_preemptions(self) -> int:
         return self._scheduler.num_preemptions
-
-    def add(self, sequences: Items[Sequence]) -> None:
-        """Queue the sequences of one request; the first computes the prompt, the others are its forks."""
-        first, *first.forks = sequences
-        if first.max_tokens == 0 and not first.scores_prompt and first.record is None:
-            self._unsampled.append(first)
-        else:
-            self._scheduler.waiting.push(first)
 
     def admit(self, adapter: Adapter) -> None:
         """Make one more adapter known, of whatever rank and modules; what is computed goes on with the next step."""

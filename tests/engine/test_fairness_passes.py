@@ -12,7 +12,7 @@ import pytest
 
 from serve_app.core.shares import Share
 from serve_app.engine.scheduler.policy import Key, Rules
-from serve_app.engine.scheduler.queue import MOST_LOOKED_AT, KeyOf, Lacks, Line, WaitingQueue, lacks_nothing
+from serve_app.engine.scheduler.queue import MOST_LOOKED_AT, KeyOf, Lacks, Line, WaitingQueue
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.simulated import Simulation
 from tests.engine.test_fairness import told
@@ -43,7 +43,7 @@ def test_a_pass_asks_each_line_once_and_again_where_it_was_looked_at() -> None:
 class PlainQueue(WaitingQueue):
     """The reference: of all lines the least key, whenever one is looked at."""
 
-    def in_turn(self, key_of: KeyOf, *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
+    def in_turn(self, key_of: KeyOf, *, lacks: Lacks = lambda sequence: False) -> Iterator[Sequence]:
         most, looked_at = max(2, 128 // max(1, len(self._lines))), Counter[int]()
         ahead = {line.number: list(line.sequences.values())[::-1] for line in self._lines.values()}
         for _ in range(MOST_LOOKED_AT):

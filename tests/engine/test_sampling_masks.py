@@ -12,7 +12,7 @@ from torch import Tensor
 
 from serve_app.core.request import SamplingParams, StopParams
 from serve_app.engine.sampling.draw import Drawn
-from serve_app.engine.sampling.masks import EXHAUSTED, StepMasks, is_allowed, restrict, unpacked
+from serve_app.engine.sampling.masks import StepMasks, is_allowed, restrict, unpacked
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.scheduler.sequence import Sequence
 from tests.engine.sampling_reference import row
@@ -106,4 +106,4 @@ def test_a_row_that_is_left_nothing_is_exhausted_and_one_that_is_no_number_is_no
         assert isinstance(found[0], Drawn)
         assert found[0].token_id == 3
         assert found[1] is None
-        assert found[2:] == [EXHAUSTED, EXHAUSTED]
+        assert found[2:] == ["exhausted", "exhausted"]

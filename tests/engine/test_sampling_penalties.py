@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from serve_app.core.request import DryParams, SamplingParams, StopParams
 from serve_app.engine.sampling.draw import Drawn
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.masks import Exhausted
 from serve_app.engine.sampling.sampler import Sampler
 from serve_app.engine.sampling.state import TokenCounts
 from tests.engine.sampling_reference import edited, row
@@ -168,7 +167,7 @@ def test_rows_without_edits_are_not_copied() -> None:
 def test_a_row_whose_every_token_is_banned_is_exhausted_and_harms_no_other() -> None:
     banned = SamplingParams(logit_bias=tuple((token, -math.inf) for token in range(6)))
     drawn = Sampler().choose(torch.tensor([LOGITS, LOGITS]), [row(banned), row(SamplingParams(temperature=0.0))])
-    assert isinstance(drawn[0], Exhausted)
+    assert drawn[0] == "exhausted"
     assert isinstance(drawn[1], Drawn)
     assert drawn[1].token_id == 4
 

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Items
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,9 @@ from serve_app.engine.base import LOST, BaseEngine
 from serve_app.engine.sampling.output import Output
 from serve_app.engine.sampling.sampler import SampledSpan, Scored
 from serve_app.engine.scheduler.accounting import attribute, note_ended, with_times
-from serve_app.engine.scheduler.policy import FairShares, Key
-from serve_app.engine.scheduler.queue import Line, WaitingQueue
+from serve_app.engine.scheduler.admission import debt_of
+from serve_app.engine.scheduler.policy import Key
+from serve_app.engine.scheduler.queue import Line
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
 if TYPE_CHECKING:
@@ -75,12 +75,11 @@ class VllmCore(BaseEngine):
         output: Output,
         lora_of: Callable[[Sequence], LoRARequest | None],
     ) -> None:
-        super().__init__(FairShares(config.fairness), output)
-        self.config, self.core = config, core
+        super().__init__(config, output)
+        self.core = core
         self.computes_here = core.vllm_config.device_config.device_type == "cpu"
         self.niceness = config.step_niceness if self.computes_here else 0
         self._draws, self._lora_of = draws, lora_of
-        self._waiting = WaitingQueue(self._policy)
         self._paused: list[Sequence] = []
         self._running: dict[str, Running] = {}
         self._numbers = count()
@@ -114,14 +113,6 @@ class VllmCore(BaseEngine):
         """Return the versions of adapters that sequences wait for or are computed with."""
         waiting = [*self._waiting, *self._paused, *(each.sequence for each in self._running.values())]
         return frozenset(each.request.model.version for each in waiting)
-
-    def add(self, sequences: Items[Sequence]) -> None:
-        """Queue the sequences of one request; the first computes the prompt, the others follow it."""
-        first, *first.forks = sequences
-        if first.max_tokens == 0 and not first.scores_prompt:
-            self._unsampled.append(first)
-        else:
-            self._waiting.push(first)
 
     def abort(self, request_ids: frozenset[str]) -> None:
         """End all sequences of these requests; those unknown are left alone."""
@@ -170,10 +161,7 @@ class VllmCore(BaseEngine):
         rules, now, owed = self._policy.rules, time.monotonic(), defaultdict[str, float](float)
 
         def owe(sequence: Sequence) -> None:
-            drawn = min(FORESEEN, max(sequence.max_tokens - sequence.num_generated, 0))
-            missing = sequence.num_missing if sequence.num_missing > 1 else 0
-            service = rules.decode_weight * drawn + rules.prefill_weight * missing
-            owed[sequence.request.share.flow] += service / sequence.request.share.weight
+            owed[sequence.request.share.flow] += debt_of(sequence, rules, foreseen=FORESEEN)
 
         def key_of(line: Line, first: Sequence) -> Key:
             share = line.share

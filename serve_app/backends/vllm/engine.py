@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Sequence as Items
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from serve_app.backends.vllm.options import engine_arguments, vllm_config
 from serve_app.core.cards import AdapterCard, AdapterRecord, Capabilities, ModelCard, Residency
-from serve_app.core.ledger import UsageReport
 from serve_app.core.prompt import ImageCard
 from serve_app.core.weight_files import weights_sample
+from serve_app.engine.decoder.config_check import ends_of_generation, token_ids
 from serve_app.engine.decoder.memory import lay_in_huge_pages_last
 from serve_app.engine.driver import Driver, sequences_of, use_threads
 from serve_app.engine.scheduler.sequence import Sequence
@@ -81,10 +80,6 @@ class VllmEngine(Driver):
         steps = VllmCore(config, core, draws, Output(tokenizer, eos), files.lora_of)
         card = card_of(config, model, tuple(_known(files, record) for record in adapters))
         return cls(steps, files, card, eos), tokenizer
-
-    @property
-    def usage(self) -> UsageReport:
-        return self.core.usage
 
     @property
     def residency(self) -> Residency:
@@ -152,11 +147,5 @@ def _known(adapters: Any, record: AdapterRecord) -> AdapterCard:
 
 def ends_of(model: Any, folder: Path) -> frozenset[int]:
     """Return the tokens that end a text, as configuration and generation_config.json name them."""
-    try:
-        generation = json.loads((folder / "generation_config.json").read_bytes())
-    except (OSError, ValueError):
-        generation = {}
-    configs = (model.hf_config, model.hf_text_config)
-    said = [generation.get("eos_token_id"), *(getattr(each, "eos_token_id", None) for each in configs)]
-    flat = [one for each in said if each is not None for one in (each if isinstance(each, list) else [each])]
-    return frozenset(one for one in flat if 0 <= one < model.get_vocab_size())
+    found = token_ids(*(getattr(each, "eos_token_id", None) for each in (model.hf_config, model.hf_text_config)))
+    return frozenset(each for each in ends_of_generation(folder) | found if 0 <= each < model.get_vocab_size())

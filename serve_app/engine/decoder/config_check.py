@@ -27,7 +27,7 @@ from serve_app.engine.decoder.text_part import ModelNotSupported, class_named, t
 from serve_app.engine.decoder.transformers_private import from_config
 from serve_app.engine.vision.support import VisionSupport, find_vision_support
 
-CONFIG = "config.json"
+CONFIG, GENERATION_CONFIG = "config.json", "generation_config.json"
 # Settings by which the library would run code that it finds, fetch it, or compute in another way than the engine chose.
 _REACHING_OUT = frozenset({
     "auto_map", "custom_pipelines", "attn_implementation", "experts_implementation", "fusion_config",
@@ -89,7 +89,10 @@ def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig
     if not isinstance(length, int) or length < 1:
         raise ModelNotSupported(f"{name}: config.json has no max_position_embeddings")
     vision = find_vision_support(config, path, is_wanted=with_images)
-    kind = _class_of(config, head, vision)
+    if head is not None:
+        kind = class_under_head(config)
+    else:
+        kind = whole_class(config) if isinstance(vision, VisionSupport) else text_class(config)
     notes = []
     if found.get("model_type") not in CONFIG_MAPPING:
         notes.append(f"{CONFIG}: model_type {found.get('model_type')!r} is read as {name}, by its architectures")
@@ -107,14 +110,6 @@ def check_config(path: str | Path, *, with_images: bool = True) -> CheckedConfig
         notes=tuple(notes),
         head=head,
     )
-
-
-def _class_of(
-    config: PreTrainedConfig, head: HeadForm | None, vision: VisionSupport | str | None
-) -> type[PreTrainedModel]:
-    if head is not None:
-        return class_under_head(config)
-    return whole_class(config) if isinstance(vision, VisionSupport) else text_class(config)
 
 
 def _read_config(path: str | Path) -> tuple[PreTrainedConfig, dict[str, Any], list[str]]:
@@ -216,6 +211,14 @@ def _ends(found: Mapping[str, Any], config: PreTrainedConfig) -> frozenset[int]:
     text = text_config(config)
     parts = [found, *(found.get(name) for name in config.sub_configs if getattr(config, name, None) is text)]
     return token_ids(*(part.get("eos_token_id") for part in parts if isinstance(part, dict)))
+
+
+def ends_of_generation(folder: Path) -> frozenset[int]:
+    """Return the ends of text that generation_config.json names; none if there is no such file."""
+    try:
+        return token_ids(json.loads((folder / GENERATION_CONFIG).read_bytes()).get("eos_token_id"))
+    except (OSError, ValueError, AttributeError):
+        return frozenset()
 
 
 def token_ids(*said: Any) -> frozenset[int]:

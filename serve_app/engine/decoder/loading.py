@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from serve_app.engine.decoder.config_check import (
     CheckedConfig,
     check_config,
     choose_dtype,
+    ends_of_generation,
     token_ids,
     weight_bytes,
     weight_bytes_on_cpu,
@@ -44,8 +44,6 @@ from serve_app.text.detokenizer import UnsupportedTokenizer
 from serve_app.text.tokenizer import TextTokenizer
 
 logger = logging.getLogger(__name__)
-
-GENERATION_CONFIG = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,10 +352,6 @@ def read_eos_token_ids(checked: CheckedConfig, folder: Path) -> frozenset[int]:
 
     Where neither names any, what the configuration's class has; ids beyond the vocabulary mean nothing.
     """
-    try:
-        said = json.loads((folder / GENERATION_CONFIG).read_bytes()).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):
-        said = None
-    found = token_ids(said) | checked.eos_token_ids
+    found = ends_of_generation(folder) | checked.eos_token_ids
     found = found or token_ids(*(getattr(each, "eos_token_id", None) for each in (checked.config, checked.text)))
     return frozenset(each for each in found if 0 <= each < int(checked.text.vocab_size))

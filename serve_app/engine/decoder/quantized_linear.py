@@ -108,6 +108,8 @@ class QuantisedLinear(nn.Module):
     """Computes x @ weight.T + bias from a weight in few bits, which is kept in the form of its kernel alone.
 
     Gives the type of numbers that it is given.
+
+    layout: what such linears have to share to be joined: their kind, and the groups of each output's inputs
     """
 
     def __init__(self, rounded: Rounded, bias: Tensor | None, *, dtype: torch.dtype) -> None:
@@ -115,7 +117,7 @@ class QuantisedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = rounded.numbers.shape
         self.bias: Tensor | None = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-        self.layout = layout_of(rounded)
+        self.layout = type(rounded), 1 if isinstance(rounded, Int8Rows) else rounded.scales.shape[1]
         self._dtype = dtype
         self._kernel: Int8Kernel | GroupsKernel = (
             int8_kernel()(rounded) if isinstance(rounded, Int8Rows) else GroupsKernel(rounded)
@@ -152,11 +154,6 @@ class QuantisedLinear(nn.Module):
         if self._widened is None or self._widened[0] is not self.bias:
             self._widened = self.bias, self.bias.detach().float()
         return self._widened[1]
-
-
-def layout_of(rounded: Rounded) -> tuple[str, int]:
-    """Return what weights have to share to be joined: their kind, and the groups of each output's inputs."""
-    return type(rounded).__name__, 1 if isinstance(rounded, Int8Rows) else rounded.scales.shape[1]
 
 
 def join_linears(linears: Sequence[QuantisedLinear]) -> QuantisedLinear:

@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from serve_app.core.delta import Delta
-from serve_app.engine.config import EngineConfig
-from serve_app.engine.decoder.graphs import Capture, CudaCapture, DecodeGraphs
+from serve_app.engine.decoder.graphs import Capture, DecodeGraphs
 from serve_app.engine.decoder.loading import LoadedModel
 from serve_app.engine.decoder.loop import DecoderLoop, build_loop
 from serve_app.engine.decoder.record import expert_layers
@@ -151,12 +150,6 @@ class Runner:
         """Give the model its own attention back."""
         self._model.module.set_attn_implementation("eager")
         self._attention.close()
-
-
-def record_on_gpus(runner: Runner, config: EngineConfig, model: LoadedModel) -> None:
-    """Have steps that decode computed by CUDA graphs, where kernels follow the block tables."""
-    if config.graphs == "auto" and model.device.type == "cuda" and model.kernels != "torch":
-        runner.record_steps(CudaCapture(), num_places=config.num_places)
 
 
 class Recorder:

@@ -115,8 +115,9 @@ def run_reference(module: PreTrainedModel) -> ReferenceForward:
         take_over_scales(module)
         recorder = _record(module, token_ids[:2])
         shape = recorder.shape()
+    rounds = any(isinstance(each, QuantisedLinear) for each in module.modules())
     return ReferenceForward(
-        token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings, rounds=_rounds(module)
+        token_ids=token_ids, logits=own, routes=routes, shape=shape, scorings=recorder.scorings, rounds=rounds
     )
 
 
@@ -234,10 +235,6 @@ def _refusing(module: PreTrainedModel) -> Iterator[None]:
         raise ModelNotSupported(f"{module.config.model_type}: {error}") from error
     finally:
         module.set_attn_implementation("eager")
-
-
-def _rounds(module: PreTrainedModel) -> bool:
-    return any(isinstance(each, QuantisedLinear) for each in module.modules())
 
 
 def _compute(module: PreTrainedModel, token_ids: Tensor, positions: Tensor, **chosen: Tensor) -> Tensor:

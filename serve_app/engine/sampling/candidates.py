@@ -339,27 +339,26 @@ class WholeRow:
 
     def keep_first(self, count: Tensor, known: Tensor | None = None) -> WholeRow:
         """Keep so many of the likeliest."""
-        return self._keep_until(None, count, torch.ones_like(count))
+        return self.keep_until(None, count, torch.ones_like(count))
 
     def drop_first(self, count: Tensor) -> WholeRow:
         """Drop so many of the likeliest."""
         last = self._last(None, float(count)) if float(count) else None
         return self if last is None else self._drop(self._behind(last).logical_not_())
 
-    def keep_until(self, weights: Tensor, bound: Tensor, min_keep: Tensor) -> WholeRow:
-        """Keep the likeliest until their weights reach a bound, and so many of them in any case."""
-        return self._keep_until(weights, bound, min_keep)
-
     def keep_typical(self, log_total: Tensor, entropy: Tensor, bound: Tensor, min_keep: Tensor) -> WholeRow:
         """Keep those whose surprise is closest to the entropy until their probabilities reach a bound."""
         surprise = self.masked_logits.neg_().add_(log_total)
         distance = (surprise - entropy).abs_()
-        return self._keep_until(surprise.neg_().exp_(), bound, min_keep, distance)
+        return self.keep_until(surprise.neg_().exp_(), bound, min_keep, distance)
 
-    def _keep_until(
+    def keep_until(
         self, weights: Tensor | None, bound: Tensor, min_keep: Tensor, distance: Tensor | None = None
     ) -> WholeRow:
-        """Without weights count the tokens; distance: [1, vocab] float64, what orders them before their logits do."""
+        """Keep the likeliest until their weights reach a bound, and so many of them in any case.
+
+        weights: None counts the tokens;  distance: [1, vocab] float64, what orders them before their logits do
+        """
         last = self._last(weights, float(bound), distance)
         least = self._last(None, float(min_keep), distance) if float(min_keep) > 1.0 else last
         if last is None or least is None:  # all of them are not enough

@@ -65,13 +65,6 @@ class MaskComputer:
         return ThreadPoolExecutor(1, thread_name_prefix="masks")
 
 
-class Exhausted:
-    """Stands for a row with nothing left to draw: something else forbids whatever the constraint allows."""
-
-
-EXHAUSTED = Exhausted()
-
-
 def is_allowed(bits: Tensor, token_id: int) -> bool:
     """Return whether one row's bits, [words] int32, allow a token."""
     return bool(int(bits[token_id // WORD_BITS]) >> (token_id % WORD_BITS) & 1)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import isfinite, log
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from serve_app.engine.decoder.memory import HostCopy, StartHostCopy, sent
 from serve_app.engine.sampling.candidates import block_weights, likeliest, sorted_largest, take_rows
 from serve_app.engine.sampling.draw import Choice, Drawn, draw_fast, draw_tokens
 from serve_app.engine.sampling.edits import edit_logits
-from serve_app.engine.sampling.masks import EXHAUSTED, Exhausted, StepMasks, is_allowed, restrict
+from serve_app.engine.sampling.masks import StepMasks, is_allowed, restrict
 from serve_app.engine.sampling.stages import steer
 from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 
@@ -78,8 +79,8 @@ FACTS = 5
 """Numbers of each row that are looked at: its token, three flags, the probability."""
 
 
-Draw = Drawn | Exhausted | None
-"""What a row gave; None where its logits are not numbers."""
+Draw: TypeAlias = Drawn | Literal["exhausted"] | None
+"""What a row gave. None: its logits are not numbers. Exhausted: something forbids whatever the constraint allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class Launched:
         rows = zip(self.sequences, *facts, strict=True)
         for place, (sequence, token_id, is_finite, has_numbers, is_settled, probability) in enumerate(rows):
             if not is_finite:
-                drawn[id(sequence)] = EXHAUSTED if has_numbers else None
+                drawn[id(sequence)] = "exhausted" if has_numbers else None
             elif is_settled:
                 drawn[id(sequence)] = Drawn(int(token_id), probability)
             else:
@@ -243,7 +244,7 @@ class Sampler:
             drawn |= zip(bound, chosen, strict=True)
         for row, result in drawn.items():
             if result is None and bool(torch.isfinite(logits[row].amax())):  # there are numbers, and none is allowed
-                drawn[row] = EXHAUSTED
+                drawn[row] = "exhausted"
         return [drawn[row] for row in range(len(sequences))]
 
     def _choose(self, edited: Tensor, sequences: Items[Sequence], rows: list[int], best: Tensor) -> list[Drawn | None]:
@@ -311,15 +312,15 @@ class Sampler:
             prompt = tuple(score(rows, targets, num_top, ranked=ranked))
         if not span.samples:
             return SampledSpan(prompt=prompt)
-        token = drawn[id(sequence)]
-        if token is None:
+        found = drawn[id(sequence)]
+        if found is None:
             return SampledSpan(is_finite=False, prompt=prompt)
-        if isinstance(token, Exhausted):
+        if found == "exhausted":
             return SampledSpan(is_exhausted=True, prompt=prompt)
         if wanted is None or wanted.top is None:
-            return SampledSpan(token_id=token.token_id, prompt=prompt)
-        post = Scored(token.token_id, log(token.probability), token.top) if wanted.post_sampling else None
-        return SampledSpan(token_id=token.token_id, scored=post or scores[id(sequence)], prompt=prompt)
+            return SampledSpan(token_id=found.token_id, prompt=prompt)
+        post = Scored(found.token_id, log(found.probability), found.top) if wanted.post_sampling else None
+        return SampledSpan(token_id=found.token_id, scored=post or scores[id(sequence)], prompt=prompt)
 
 
 def _bound_rows(best: Tensor, sequences: Items[Sequence], masks: StepMasks) -> list[int]:

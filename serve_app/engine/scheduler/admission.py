@@ -22,7 +22,7 @@ from serve_app.core.shares import BATCH
 from serve_app.engine.kv.store import KeyValueStore
 from serve_app.engine.lora.slots import Slots
 from serve_app.engine.scheduler.accounting import Account, Accounts
-from serve_app.engine.scheduler.policy import FairShares, Key
+from serve_app.engine.scheduler.policy import FairShares, Key, Rules
 from serve_app.engine.scheduler.queue import KeyOf, Line, WaitingQueue
 from serve_app.engine.scheduler.sequence import Sequence, num_common
 
@@ -245,12 +245,7 @@ class Admission:
         return owed
 
     def _debt_of(self, sequence: Sequence) -> float:
-        """Return service divided by the weight: its prompt, if more than the next token is missing, and some tokens
-        that it will draw."""
-        rules, missing = self._policy.rules, sequence.num_missing
-        num_drawn = min(FORESEEN, max(sequence.max_tokens - sequence.num_generated, 0))
-        service = rules.decode_weight * num_drawn + rules.prefill_weight * (missing if missing > 1 else 0)
-        return service / sequence.request.share.weight
+        return debt_of(sequence, self._policy.rules, foreseen=FORESEEN)
 
     def _will_be_found(self, sequence: Sequence) -> bool:
         """Return whether what it computes of its prompt is soon there for others; scored prompts go slowly."""
@@ -264,6 +259,17 @@ class Admission:
     def _is_long(self, sequence: Sequence) -> bool:
         """Return whether there is a block to find; the last token is always computed."""
         return sequence.prompt_length > self._store.block_size
+
+
+def debt_of(sequence: Sequence, rules: Rules, *, foreseen: int) -> float:
+    """Return service divided by the weight: its prompt, if more than the next token is missing, and some tokens.
+
+    foreseen: tokens that it will draw, at most
+    """
+    missing = sequence.num_missing
+    num_drawn = min(foreseen, max(sequence.max_tokens - sequence.num_generated, 0))
+    service = rules.decode_weight * num_drawn + rules.prefill_weight * (missing if missing > 1 else 0)
+    return service / sequence.request.share.weight
 
 
 class PromptsInWork:

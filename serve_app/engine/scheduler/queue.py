@@ -46,10 +46,6 @@ KeyOf = Callable[[Line, Sequence], Key]
 Lacks = Callable[[Sequence], bool]
 
 
-def lacks_nothing(sequence: Sequence) -> bool:
-    return False
-
-
 class WaitingQueue:
     """Lines by the policy's names. The service bounds how many sequences may wait."""
 
@@ -98,7 +94,7 @@ class WaitingQueue:
             self.take(sequence)
         return removed
 
-    def in_turn(self, key_of: KeyOf, *, lacks: Lacks = lacks_nothing) -> Iterator[Sequence]:
+    def in_turn(self, key_of: KeyOf, *, lacks: Lacks = lambda sequence: False) -> Iterator[Sequence]:
         """Iterate over the sequences to be looked at: always the first of the line with the least key.
 
         lacks: whether what a sequence lacks is known without looking at it: it is passed over, and hides nobody
