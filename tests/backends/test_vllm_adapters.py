@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm")
 
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.errors import AdapterUnusable
+from tests.engine.adapter_files import save_adapter
+from tests.engine.conftest import DEMO
 from tests.flow import test_published_adapters as flow
 from tests.flow.stack import Stack, running_stack
 from tests.flow.test_published_adapters import NAME, PROMPT, published, text_of, version_of
@@ -37,6 +40,29 @@ async def test_texts_are_of_one_version_while_an_adapter_is_published_replaced_r
     stack: Stack, folders: Path, texts: dict[str | None, str]
 ) -> None:
     await flow.test_texts_are_of_one_version_while_versions_change_under_them(stack, folders, texts)
+
+
+async def test_metrics_tell_what_is_loaded_and_found_and_nothing_that_is_not_known(
+    stack: Stack, tmp_path: Path
+) -> None:
+    [service] = stack.services
+    before = service.engine.residency
+    model = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32")
+    folder = save_adapter(tmp_path / "new", model, rank=8, seed=3)
+    await publish(stack, 11, PublishedAdapter(base="demo", name="new", version=version_of(folder), path=str(folder)))
+    for name in ("demo:new", "demo", "demo:new"):
+        await text_of(stack, name)
+    await stack.greet()
+    now = service.engine.residency
+    assert (now.num_loads - before.num_loads, now.num_hits - before.num_hits) == (1, 2)
+    text = (await stack.get("/metrics")).text
+    series = {line.partition("{")[0].removeprefix("serve_app_replica_") for line in text.splitlines() if "{" in line}
+    assert {"adapters_resident", "adapter_slots", "adapter_loads_total", "adapter_hits_total"} <= series
+    assert not {"adapter_bytes", "adapter_budget_bytes", "adapter_load_seconds"} & series
+    assert 'state="used"' in text
+    assert 'state="cached"' not in text
+    [replica] = (await stack.get("/live")).json()["replicas"]
+    assert replica["blocks_cached"] is None
 
 
 async def publish(stack: Stack, revision: int, *adapters: PublishedAdapter) -> None:

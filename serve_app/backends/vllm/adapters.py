@@ -40,7 +40,8 @@ class VllmAdapters:
         self.used: Callable[[], frozenset[str]] = frozenset
         self._known: dict[str, LoRARequest] = {}
         self._files: dict[str, WeightsFile] = {}
-        self._num_made = 0
+        self._held = frozenset[int]()
+        self._num_made = self._num_loads = self._num_hits = 0
 
     def lora_of(self, sequence: Sequence) -> LoRARequest | None:
         """Return what vLLM computes a sequence with; None is the base.
@@ -51,7 +52,8 @@ class VllmAdapters:
         if model.adapter is None:
             return None
         known = self._known[model.version]
-        if known.lora_int_id not in self._core.list_loras():
+        self._num_hits += known.lora_int_id in self._held
+        if known.lora_int_id not in self._held:
             try:
                 self._files[model.version].read()  # vLLM does not look
             except AdapterRefused as error:
@@ -59,11 +61,19 @@ class VllmAdapters:
                 raise AdapterUnusable.refusing("model", must=must, found=found) from error
         return known
 
+    def look(self) -> None:
+        """Note what vLLM holds, and has loaded since the last look; its thread asks after whatever may change that."""
+        held = frozenset(self._core.list_loras() if self._max_loras else ())
+        self._num_loads += len(held - self._held)
+        self._held = held
+
     @property
     def residency(self) -> Residency:
-        resident = self._core.list_loras() if self._max_loras else set()
-        versions = tuple(version for version, each in list(self._known.items()) if each.lora_int_id in resident)
-        return Residency(versions=versions, num_slots=self._max_loras)
+        """Return what vLLM holds. It tells neither how long a load took nor what its slots take."""
+        versions = tuple(version for version, each in list(self._known.items()) if each.lora_int_id in self._held)
+        return Residency(
+            versions=versions, num_slots=self._max_loras, num_loads=self._num_loads, num_hits=self._num_hits
+        )
 
     def reason_against(self, record: AdapterRecord) -> str | None:
         """Return why vLLM would not load or compute an adapter, as far as that is known without its weights."""
@@ -140,7 +150,9 @@ class VllmAdapters:
 
         def carry_out() -> None:
             try:
-                answer.set_result(call())
+                found = call()
+                self.look()
+                answer.set_result(found)
             except Exception as error:
                 answer.set_exception(error)
 

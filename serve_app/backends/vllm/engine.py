@@ -78,7 +78,7 @@ class VllmEngine(Driver):
         core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
         files = VllmAdapters(core, max_loras=config.max_adapters)
         draws = Draws.on(device, eos)
-        steps = VllmCore(config, core, draws, Output(tokenizer, eos), files.lora_of)
+        steps = VllmCore(config, core, draws, Output(tokenizer, eos), files)
         card = card_of(config, model, tuple(_known(files, record) for record in adapters))
         return cls(steps, files, card, eos), tokenizer
 
