@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -92,6 +93,23 @@ async def test_an_adapter_that_vllm_does_not_compute_is_refused_with_the_way_out
     assert f'Adapter "odd" cannot be served: {reason}' in refused.value.message
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(1e19, "its values are too large: with it, the model's outputs are not finite in float32"),
+     (float("nan"), "lora_A.weight holds values that are not finite in float32")],
+)  # fmt: skip
+async def test_an_adapter_whose_values_are_too_large_is_refused_as_by_our_engine(
+    stack: Stack, texts: dict[str | None, str], tmp_path: Path, value: float, reason: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32")
+    folder = save_adapter(tmp_path / "bad", model, down=value, up=1e19, targets=("q_proj",))
+    before = stack.services[0].engine.residency
+    with pytest.raises(AdapterUnusable, match=re.escape(reason)):
+        await stack.services[0].stage_adapter("bad", str(folder), version_of(folder))
+    assert stack.services[0].engine.residency == before
+    assert await text_of(stack, "demo") == texts[None]
+
+
 async def test_an_adapter_may_be_overwritten_and_one_that_was_changed_unasked_ends_its_requests_alone(
     folders: Path, texts: dict[str | None, str], tmp_path: Path
 ) -> None:
@@ -122,3 +140,11 @@ async def test_an_adapter_may_be_overwritten_and_one_that_was_changed_unasked_en
         shutil.copytree(folders / "v2", folder, dirs_exist_ok=True)
         assert await text_of(stack, NAME) == texts["v2"], "the files are those of the version again"
         await stack.settled()
+
+
+async def test_an_adapter_in_the_models_folder_is_judged_at_start(folders: Path) -> None:
+    async with running_stack(num_replicas=1, adapters=str(folders), engine="vllm", max_adapters=1) as stack:
+        reasons = {each.name: each.reason or "" for each in stack.services[0].card.model.adapters}
+        assert "its values are too large" in reasons.pop("bad")
+        assert set(reasons.values()) == {""}
+        await text_of(stack, "demo:v2")
