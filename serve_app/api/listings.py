@@ -242,7 +242,7 @@ class ReplicaState:
     waiting: Count
     blocks: Count
     blocks_used: Count
-    blocks_cached: Count
+    blocks_cached: Count | None
     block_bytes: Count
     steps: Count
     step_seconds: float

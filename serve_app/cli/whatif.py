@@ -275,7 +275,7 @@ def _told(service: Service, base: str) -> dict[str, float]:
     if (num_replicas := len(look.values(f"{REPLICA}blocks", model=base))) != 1:
         must = "costs are measured of one replica: set num_replicas to 1 for as long as it takes"
         raise CommandFailed(f"{base!r} has {num_replicas} replicas, and {must}")
-    names = ("blocks", "kv_bytes", "adapter_load_seconds")
-    num_blocks, kv_bytes, load_s = (look.value(REPLICA + name, model=base) for name in names)
+    num_blocks, load_s = (look.value(REPLICA + name, model=base) for name in ("blocks", "adapter_load_seconds"))
+    kv_bytes = look.value(f"{REPLICA}kv_bytes", model=base, state="budget")
     told: dict[str, float] = {"num_blocks": int(num_blocks), "block_bytes": int(kv_bytes) // max(1, int(num_blocks))}
     return told | ({"load_s": load_s} if load_s else {})

@@ -284,24 +284,24 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
-    """Which adapter versions a replica holds in slots, and what it takes to bring another one.
+    """Which adapter versions a replica holds in slots, and what it takes to bring another one; None is unknown.
 
     versions:  in slots, or on their way there
     num_slots: versions that fit at once; 0 where the replica does not say
-    load_s:    mean seconds from the request for a version until it was ready; 0.0 before the first
+    load_s:    mean seconds from the request for a version until it was ready; None before the first
     num_loads: versions brought into a slot since the replica began
     num_hits:  sequences since then that found their version in a slot
     num_bytes: memory that adapters take on the model's device
-    max_bytes: which resident adapters may take there together; 0 is not bounded
+    max_bytes: which resident adapters may take there together; None is not bounded
     """
 
     versions: tuple[str, ...] = ()
     num_slots: int = 0
-    load_s: float = 0.0
+    load_s: float | None = None
     num_loads: int = 0
     num_hits: int = 0
-    num_bytes: int = 0
-    max_bytes: int = 0
+    num_bytes: int | None = None
+    max_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ class Load:
 
     num_running: sequences in the batch;  num_waiting: sequences queued
     num_free_blocks, num_blocks: of the key/value store; cached blocks count as free, they give way
-    num_cached_blocks: blocks that hold nothing but prefixes kept for later
+    num_cached_blocks: blocks that hold nothing but prefixes kept for later; None where the engine does not count them
     block_bytes: what one block takes, so that num_blocks * block_bytes is the budget
     num_steps, num_preemptions, num_prefix_hit_tokens: since the replica began
     num_drafted_tokens, num_accepted_tokens: guesses that were computed since then, and those of them that were drawn
@@ -171,7 +171,7 @@ class Load:
     num_waiting: int = 0
     num_free_blocks: int = 0
     num_blocks: int = 0
-    num_cached_blocks: int = 0
+    num_cached_blocks: int | None = 0
     block_bytes: int = 0
     num_steps: int = 0
     num_preemptions: int = 0

@@ -126,7 +126,7 @@ class Engine(BaseEngine):
         """Which adapter versions are in slots; may be read by any thread."""
         bank, slots = self.bank, self._slots
         known = replace(slots.residency, num_loads=slots.num_loads, num_hits=slots.num_hits)
-        return replace(known, num_bytes=bank.num_bytes, max_bytes=bank.max_bytes or 0)
+        return replace(known, num_bytes=bank.num_bytes, max_bytes=bank.max_bytes)
 
     @property
     def num_preemptions(self) -> int:

@@ -46,7 +46,7 @@ NO_BATCHES: Mapping[str, int] = MappingProxyType({})
 
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-GAUGES: dict[str, tuple[str, Callable[[ReplicaCard, Load], float]]] = {
+GAUGES: dict[str, tuple[str, Callable[[ReplicaCard, Load], float | None]]] = {
     "sequences_running": ("Sequences in the batch.", lambda card, load: load.num_running),
     "sequences_waiting": ("Sequences queued.", lambda card, load: load.num_waiting),
     "blocks_free": (
@@ -67,7 +67,7 @@ GAUGES: dict[str, tuple[str, Callable[[ReplicaCard, Load], float]]] = {
     "kept_bytes": ("Memory of kept streams, those that run included.", lambda card, load: card.kept.num_bytes),
     "flow_gap": ("Between the virtual counters of flows that wait.", lambda card, load: card.usage.gap),
 }
-TOTALS: dict[str, tuple[str, Callable[[ReplicaCard, Load], float]]] = {
+TOTALS: dict[str, tuple[str, Callable[[ReplicaCard, Load], float | None]]] = {
     "steps": ("Engine steps.", lambda card, load: load.num_steps),
     "step_seconds": ("Time spent in engine steps.", lambda card, load: load.step_s),
     "preemptions": ("Sequences whose blocks were taken back.", lambda card, load: load.num_preemptions),
@@ -239,16 +239,17 @@ REPLICA = ("model", "replica")
 
 
 def of_replicas(fleet: Fleet) -> Iterator[Family]:
-    """Yield what the replicas that a router sees now reported last, of themselves and of each flow."""
+    """Yield what the replicas that a router sees now reported last, of themselves and of each flow, but for None."""
     found = [((card.model.name, card.replica_id), card, load) for card, load in fleet.replicas]
     for is_total, table in ((False, GAUGES), (True, TOTALS)):
         for name, (text, value_of) in table.items():
-            samples = [(of, value_of(card, load)) for of, card, load in found]
+            samples = [(of, each) for of, card, load in found if (each := value_of(card, load)) is not None]
             yield Family(f"replica_{name}", text, samples, REPLICA, is_total)
     memory = [
         ((*of, state), num_blocks * load.block_bytes)
         for of, _, load in found
         for state, num_blocks in _blocks_by_state(load).items()
+        if num_blocks is not None
     ]
     yield Family("replica_kv_bytes", "Bytes of the key/value store.", memory, (*REPLICA, "state"))
     for name, (text, usage_of) in FLOW_TOTALS.items():
@@ -345,6 +346,6 @@ class CountedRequests:
             self._metrics.note_request(scope["path"], served, seconds=time.monotonic() - started_at)
 
 
-def _blocks_by_state(load: Load) -> dict[str, int]:
+def _blocks_by_state(load: Load) -> dict[str, int | None]:
     """Return the blocks by state. Cached blocks count as free too, as they give way."""
     return {"budget": load.num_blocks, "used": load.num_blocks - load.num_free_blocks, "cached": load.num_cached_blocks}

@@ -378,6 +378,8 @@ STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
 
 def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams | None:
     """Return what to record; None for nothing. Raises UnsupportedParameter for what the operator does not allow."""
+    if isinstance(request, EmbeddingRequest) and "embeddings" not in card.capabilities.recordings:
+        raise lacking(Need(kind="embeddings", param="model", found=card.name, off="name another model"), card)
     if isinstance(request, ClassifyRequest) and request.needs_head:
         head = card.records.head
         assert head is not None, "it was checked"
@@ -422,8 +424,6 @@ def _check_head(request: CompletionRequest, card: ModelCard, model: ModelRef) ->
 
 def _embedding(request: EmbeddingRequest, card: ModelCard) -> RecordParams:
     form = card.records.embedding
-    if "embeddings" not in card.capabilities.recordings:
-        raise lacking(Need(kind="embeddings", param="model", found=card.name, off="name another model"), card)
     if form is None or form.reason is not None:
         must, remedy = "name a model with embeddings", 'Its operator chooses what they are by "pooling" in its args.'
         found = f"{card.name}, which has none" + (f": {form.reason}" if form is not None else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm")
 
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.errors import AdapterUnusable
+from tests.engine.adapter_files import save_adapter
+from tests.engine.conftest import DEMO
 from tests.flow import test_published_adapters as flow
 from tests.flow.stack import Stack, running_stack
 from tests.flow.test_published_adapters import NAME, PROMPT, published, text_of, version_of
@@ -37,6 +41,29 @@ async def test_texts_are_of_one_version_while_an_adapter_is_published_replaced_r
     stack: Stack, folders: Path, texts: dict[str | None, str]
 ) -> None:
     await flow.test_texts_are_of_one_version_while_versions_change_under_them(stack, folders, texts)
+
+
+async def test_metrics_tell_what_is_loaded_and_found_and_nothing_that_is_not_known(
+    stack: Stack, tmp_path: Path
+) -> None:
+    [service] = stack.services
+    before = service.engine.residency
+    model = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32")
+    folder = save_adapter(tmp_path / "new", model, rank=8, seed=3)
+    await publish(stack, 11, PublishedAdapter(base="demo", name="new", version=version_of(folder), path=str(folder)))
+    for name in ("demo:new", "demo", "demo:new"):
+        await text_of(stack, name)
+    await stack.greet()
+    now = service.engine.residency
+    assert (now.num_loads - before.num_loads, now.num_hits - before.num_hits) == (1, 2)
+    text = (await stack.get("/metrics")).text
+    series = {line.partition("{")[0].removeprefix("serve_app_replica_") for line in text.splitlines() if "{" in line}
+    assert {"adapters_resident", "adapter_slots", "adapter_loads_total", "adapter_hits_total"} <= series
+    assert not {"adapter_bytes", "adapter_budget_bytes", "adapter_load_seconds"} & series
+    assert 'state="used"' in text
+    assert 'state="cached"' not in text
+    [replica] = (await stack.get("/live")).json()["replicas"]
+    assert replica["blocks_cached"] is None
 
 
 async def publish(stack: Stack, revision: int, *adapters: PublishedAdapter) -> None:
@@ -64,6 +91,23 @@ async def test_an_adapter_that_vllm_does_not_compute_is_refused_with_the_way_out
     with pytest.raises(AdapterUnusable) as refused:
         await stack.services[0].stage_adapter("odd", str(folder), version_of(folder))
     assert f'Adapter "odd" cannot be served: {reason}' in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(1e19, "its values are too large: with it, the model's outputs are not finite in float32"),
+     (float("nan"), "lora_A.weight holds values that are not finite in float32")],
+)  # fmt: skip
+async def test_an_adapter_whose_values_are_too_large_is_refused_as_by_our_engine(
+    stack: Stack, texts: dict[str | None, str], tmp_path: Path, value: float, reason: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(DEMO, local_files_only=True, dtype="float32")
+    folder = save_adapter(tmp_path / "bad", model, down=value, up=1e19, targets=("q_proj",))
+    before = stack.services[0].engine.residency
+    with pytest.raises(AdapterUnusable, match=re.escape(reason)):
+        await stack.services[0].stage_adapter("bad", str(folder), version_of(folder))
+    assert stack.services[0].engine.residency == before
+    assert await text_of(stack, "demo") == texts[None]
 
 
 async def test_an_adapter_may_be_overwritten_and_one_that_was_changed_unasked_ends_its_requests_alone(
@@ -96,3 +140,11 @@ async def test_an_adapter_may_be_overwritten_and_one_that_was_changed_unasked_en
         shutil.copytree(folders / "v2", folder, dirs_exist_ok=True)
         assert await text_of(stack, NAME) == texts["v2"], "the files are those of the version again"
         await stack.settled()
+
+
+async def test_an_adapter_in_the_models_folder_is_judged_at_start(folders: Path) -> None:
+    async with running_stack(num_replicas=1, adapters=str(folders), engine="vllm", max_adapters=1) as stack:
+        reasons = {each.name: each.reason or "" for each in stack.services[0].card.model.adapters}
+        assert "its values are too large" in reasons.pop("bad")
+        assert set(reasons.values()) == {""}
+        await text_of(stack, "demo:v2")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from serve_app.catalog.adapters import read_adapter
 from serve_app.core.cards import AdapterRecord
+from serve_app.engine.lora.adapter import check_values
+from serve_app.engine.lora.matching import AdapterRefused
 from serve_app.engine.lora.modules import BankedLinear
 from serve_app.engine.lora.registration import bind_adapters
 from tests.engine.adapter_files import load_adapter, save_adapter
@@ -57,6 +61,33 @@ def test_good_ones_pass_beside_each_kind_that_is_refused(model: PreTrainedModel,
     assert "too large" in str(found["huge"])
     assert "too large" in str(found["large"])
     assert "not finite in float32" in str(found["not_a_number"])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "down", "up", "reason"),
+    [
+        ("float32", 0.2, 0.2, None),
+        ("float32", 1e19, 1e-19, None),
+        ("float32", 1e19, 1e19, "its values are too large: with it, the model's outputs are not finite in float32"),
+        ("float32", torch.nan, 1.0, "lora_A.weight holds values that are not finite in float32"),
+        ("float16", 10.0, 20.0, None),
+        ("float16", 1000.0, 20.0, "its values are too large: with it, the model's outputs are not finite in float16"),
+        ("float16", 1e-30, 1e6, "lora_B.weight, scaled by 1, holds values that are not finite in float16"),
+        ("bfloat16", 1000.0, 200.0, None),
+    ],
+)
+def test_values_alone_say_what_a_probe_says(
+    model: PreTrainedModel, tmp_path: Path, dtype: str, down: float, up: float, reason: str | None
+) -> None:
+    folder = save_adapter(tmp_path / "a", model, down=down, up=up, targets=("q_proj",))
+    tensors = load_file(folder / "adapter_model.safetensors")
+    if reason is None:
+        check_values(tensors, lambda name: 1.0, dtype=getattr(torch, dtype))
+        assert reasons(load(DEMO, dtype), folder) == {"a": None}
+        return
+    with pytest.raises(AdapterRefused, match=reason):
+        check_values(tensors, lambda name: 1.0, dtype=getattr(torch, dtype))
+    assert re.search(reason, str(reasons(load(DEMO, dtype), folder)["a"]))
 
 
 def test_what_is_finite_is_judged_in_the_models_dtype(tmp_path: Path) -> None:

@@ -106,6 +106,24 @@ async def test_the_adapters_of_the_replicas_are_told_with_what_they_take(client,
     assert [told[f"serve_app_replica_{name}", "model=tiny", "replica=r0"] for name in names] == [2, 4, 7, 8, 0.25, 5, 6]
 
 
+async def test_what_a_replica_does_not_know_has_no_series(client, fleet):
+    card = fleet.replicas[0][0]
+    load = Load(num_blocks=4, block_bytes=10, num_cached_blocks=None)
+    fleet.put(replace(card, residency=Residency(num_slots=4), load=load), FakeBackend())
+    told = {(name.removeprefix("serve_app_replica_"), *labels) for name, *labels in await samples(client)}
+    of_it = {name for name, *_ in told if name.startswith("adapter")}
+    assert of_it == {
+        "adapters_resident",
+        "adapter_slots",
+        "adapter_loads_total",
+        "adapter_hits_total",
+        "adapters_revision",
+    }
+    assert {label for name, *labels in told if name == "kv_bytes" for label in labels if "state" in label} == {
+        "state=budget", "state=used",
+    }  # fmt: skip
+
+
 async def test_what_was_computed_for_each_flow_is_told_and_ends_with_the_replica(client, fleet):
     card = fleet.replicas[0][0]
     flows = (FlowUsage(flow="acme", engine_ns=2_000_000_000, num_rows=7, num_generated=3, service=11.0),)

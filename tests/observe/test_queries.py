@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve_app.core.cards import Scale
+from serve_app.core.cards import Residency, Scale
 from serve_app.core.delta import Load
 from serve_app.core.errors import EngineFailed
 from serve_app.core.ledger import FlowUsage, UsageReport
@@ -34,6 +34,8 @@ from tests.observe.queries import (
 )
 
 Labels = Mapping[str, frozenset[str]]
+RESIDENCY = Residency(load_s=0.5, num_bytes=7, max_bytes=8)
+"""Of an engine that knows all of it."""
 
 
 async def scraped() -> str:
@@ -41,7 +43,7 @@ async def scraped() -> str:
     fleet = Fleet("router-0", aliases={"prod": {"to": "demo", "shadow": {"demo": 100}}})
     usage = UsageReport(elapsed_ns=2, idle_ns=1, flows=(FlowUsage(flow="acme", engine_ns=1),))
     model = replace(model_card("demo"), max_num_sequences=4, max_waiting=4)
-    card = replace(replica_card("r0", model), load=Load(num_blocks=4), usage=usage)
+    card = replace(replica_card("r0", model), load=Load(num_blocks=4), usage=usage, residency=RESIDENCY)
     backend = FakeBackend(card, is_stepped=True)
     fleet.put(card, backend)
     fleet.expect(["demo"], (), {"demo": Scale(wanted=1, starting=0, draining=0)})

@@ -10,6 +10,7 @@ import pytest
 
 from serve_app.api.dialects import DIALECTS
 from serve_app.api.embeddings import EmbeddingRequest
+from serve_app.api.scoring import ClassifyRequest
 from serve_app.catalog.resolve import Wanted
 from serve_app.core.cards import (
     EVERYTHING,
@@ -23,7 +24,7 @@ from serve_app.core.cards import (
 from serve_app.core.errors import UnsupportedParameter
 from serve_app.core.names import ModelRef, Part, mixed
 from serve_app.core.prompt import ImageCard, Prompt
-from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, SamplerName
+from serve_app.core.request import ConstraintKind, EmbeddingForm, GenerationRequest, HeadForm, SamplerName
 from serve_app.router.capabilities import check_capabilities
 from serve_app.router.lower import lower, record_wanted
 from tests.api.test_dialects import VALUES
@@ -141,6 +142,14 @@ def test_embeddings_are_refused_where_the_engine_has_none() -> None:
     others = card_of(without("recordings", "hidden_states"))
     (request,) = lowered(None)
     check_capabilities(replace(request, record=record_wanted(wanted, others)), others, model_param="model")
+
+
+def test_scores_of_a_classification_head_are_refused_where_the_engine_has_no_vectors() -> None:
+    head = HeadForm(labels=("good", "bad"), activation="softmax")
+    card = card_of(without("recordings", "embeddings"))
+    wanted = ClassifyRequest(model="tiny", prompts=(Prompt(parts=("a",)),))
+    with pytest.raises(UnsupportedParameter, match='not support embeddings; found "tiny"'):
+        record_wanted(wanted, replace(card, records=replace(RECORDS, head=head)))
 
 
 @pytest.mark.parametrize(("members", "is_told"), [({"engine": "vllm"}, True), ({}, False), ({"images": None}, False)])

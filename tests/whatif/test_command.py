@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from serve_app.cli import main
+from serve_app.cli.client import Service
 from serve_app.cli.screen import Exit
+from serve_app.cli.whatif import _told
 from tests.whatif.traffic import COSTS
 
 CLUSTER = str(Path(__file__).parents[2] / "cluster.yaml")
@@ -79,3 +82,22 @@ def test_what_cannot_be_simulated_is_said(
 ) -> None:
     assert main(asked(files, *more)) == Exit.MISUSED
     assert message in capsys.readouterr().err
+
+
+class Told(Service):
+    """A service whose replica keeps prefixes."""
+
+    def text(self, path: str, body: Mapping[str, object] | None = None, *, word: str) -> str:
+        lines = [
+            "replica_blocks{A} 10",
+            *(f'replica_kv_bytes{{A,state="{state}"}} {size}' for state, size in SIZES.items()),
+        ]
+        of_it = 'model="demo",replica="r0"'
+        return "".join(f"serve_app_{line.replace('A', of_it)}\n" for line in lines)
+
+
+SIZES = {"budget": 1000, "used": 300, "cached": 600}
+
+
+def test_the_size_of_a_block_is_its_part_of_the_budget() -> None:
+    assert _told(Told(url="http://127.0.0.1:1"), "demo") == {"num_blocks": 10, "block_bytes": 100}

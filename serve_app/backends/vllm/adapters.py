@@ -8,12 +8,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
+from safetensors.torch import load
+from vllm.lora.peft_helper import PEFTHelper
 from vllm.lora.request import LoRARequest
 
 from serve_app.backends.vllm.options import RANKS, highest_rank
 from serve_app.core.cards import AdapterCard, AdapterRecord, Residency
 from serve_app.core.errors import AdapterUnusable
-from serve_app.engine.lora.adapter import WeightsFile
+from serve_app.engine.lora.adapter import WeightsFile, check_values
 from serve_app.engine.lora.matching import AdapterRefused
 
 if TYPE_CHECKING:
@@ -40,7 +42,8 @@ class VllmAdapters:
         self.used: Callable[[], frozenset[str]] = frozenset
         self._known: dict[str, LoRARequest] = {}
         self._files: dict[str, WeightsFile] = {}
-        self._num_made = 0
+        self._held = frozenset[int]()
+        self._num_made = self._num_loads = self._num_hits = 0
 
     def lora_of(self, sequence: Sequence) -> LoRARequest | None:
         """Return what vLLM computes a sequence with; None is the base.
@@ -51,7 +54,8 @@ class VllmAdapters:
         if model.adapter is None:
             return None
         known = self._known[model.version]
-        if known.lora_int_id not in self._core.list_loras():
+        self._num_hits += known.lora_int_id in self._held
+        if known.lora_int_id not in self._held:
             try:
                 self._files[model.version].read()  # vLLM does not look
             except AdapterRefused as error:
@@ -59,11 +63,18 @@ class VllmAdapters:
                 raise AdapterUnusable.refusing("model", must=must, found=found) from error
         return known
 
+    def look(self) -> None:
+        """Note what vLLM holds, and has loaded since the last look; its thread asks after whatever may change that."""
+        held = frozenset(self._core.list_loras() if self._max_loras else ())
+        self._num_loads += len(held - self._held)
+        self._held = held
+
     @property
     def residency(self) -> Residency:
-        resident = self._core.list_loras() if self._max_loras else set()
-        versions = tuple(version for version, each in list(self._known.items()) if each.lora_int_id in resident)
-        return Residency(versions=versions, num_slots=self._max_loras)
+        """Return what vLLM holds. It tells neither how long a load took nor what its slots take."""
+        versions = tuple(version for version, each in list(self._known.items()) if each.lora_int_id in self._held)
+        num_loads, num_hits = self._num_loads, self._num_hits
+        return Residency(versions=versions, num_slots=self._max_loras, num_loads=num_loads, num_hits=num_hits)
 
     def reason_against(self, record: AdapterRecord) -> str | None:
         """Return why vLLM would not load or compute an adapter, as far as that is known without its weights."""
@@ -80,18 +91,25 @@ class VllmAdapters:
         why = next((why for name, why in REFUSED.items() if record.fields.get(name)), None)
         return why and f"it {why}, which vLLM does not compute; `engine: own` in the model's args does"
 
+    def fault_of(self, record: AdapterRecord) -> str | None:
+        """Read an adapter; return what is wrong with its values, or why vLLM would not take its configuration."""
+        assert record.weights is not None, "there is no reason against it"
+        lora = self._core.vllm_config.lora_config
+        try:
+            data = WeightsFile(record.weights, record.weights_digest).read()
+            helper = PEFTHelper.from_dict(dict(record.fields))
+            helper.validate_legal(lora)
+            check_values(load(data), lambda name: helper.get_rank_and_scaling(name)[1], dtype=lora.lora_dtype)
+        except Exception as error:  # whatever is wrong with one adapter's files, the model is served
+            is_told = isinstance(error, AdapterRefused | ValueError)
+            return str(error) if is_told else f"its files could not be read: {error!r}"
+        return None
+
     def know(self, record: AdapterRecord) -> AdapterCard:
         """Make an adapter known without reading it. Raises AdapterUnusable."""
         if reason := self.reason_against(record):
             raise AdapterUnusable.because(record.name, reason)
-        known = self._known.get(record.version)
-        if known is None or known.lora_path != str(record.path):  # what lies where it lay may be another version by now
-            self._num_made += known is None
-            number = self._num_made if known is None else known.lora_int_id
-            self._known[record.version] = LoRARequest(record.version, number, str(record.path))
-            if record.weights is not None:
-                self._files[record.version] = WeightsFile(record.weights, record.weights_digest)
-        return record.card()
+        return self._note(record, self._request(record))
 
     def bind(self, record: AdapterRecord) -> Future[AdapterCard]:
         """Make an adapter known that was tried before."""
@@ -114,18 +132,27 @@ class VllmAdapters:
         return self._in_turn(lambda: self._forget(versions))
 
     def _load(self, record: AdapterRecord) -> AdapterCard:
-        former = self._known.get(record.version), self._files.get(record.version)
-        card = self.know(record)
+        if reason := self.reason_against(record) or self.fault_of(record):
+            raise AdapterUnusable.because(record.name, reason)
+        request = self._request(record)
         try:
-            self._files[record.version].read()
-            self._core.add_lora(self._known[record.version])
+            self._core.add_lora(request)
         except Exception as error:
-            for kept, before in zip((self._known, self._files), former, strict=True):
-                kept.pop(record.version, None)
-                if before is not None:
-                    kept[record.version] = before
             raise AdapterUnusable.because(record.name, str(error)) from error
-        return card
+        return self._note(record, request)
+
+    def _request(self, record: AdapterRecord) -> LoRARequest:
+        """Return what an adapter is to vLLM; what lies where a known one lay may be another version by now."""
+        known = self._known.get(record.version)
+        self._num_made += known is None
+        number = self._num_made if known is None else known.lora_int_id
+        return LoRARequest(record.version, number, str(record.path))
+
+    def _note(self, record: AdapterRecord, request: LoRARequest) -> AdapterCard:
+        assert record.weights is not None, "there is no reason against it"
+        self._known[record.version] = request
+        self._files[record.version] = WeightsFile(record.weights, record.weights_digest)
+        return record.card()
 
     def _forget(self, versions: frozenset[str]) -> frozenset[str]:
         gone = (versions & self._known.keys()) - self.used()
@@ -140,7 +167,9 @@ class VllmAdapters:
 
         def carry_out() -> None:
             try:
-                answer.set_result(call())
+                found = call()
+                self.look()
+                answer.set_result(found)
             except Exception as error:
                 answer.set_exception(error)
 

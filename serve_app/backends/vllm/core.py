@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING
 
 from vllm import SamplingParams
-from vllm.lora.request import LoRARequest
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.request import Request
@@ -30,6 +29,7 @@ from serve_app.engine.scheduler.sequence import Batch, Sequence, Span
 if TYPE_CHECKING:
     from vllm.v1.outputs import LogprobsTensors
 
+    from serve_app.backends.vllm.adapters import VllmAdapters
     from serve_app.engine.config import EngineConfig
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class VllmCore(BaseEngine):
     each sequence that begins, not for each step.
 
     core:    vLLM's, in this process
-    lora_of: what vLLM is to compute a sequence with
+    adapters: what vLLM is to compute a sequence with
     computes_here: on the CPUs of this process
     """
 
@@ -73,13 +73,13 @@ class VllmCore(BaseEngine):
         core: EngineCore,
         draws: Draws,
         output: Output,
-        lora_of: Callable[[Sequence], LoRARequest | None],
+        adapters: VllmAdapters,
     ) -> None:
         super().__init__(config, output)
         self.core = core
         self.computes_here = core.vllm_config.device_config.device_type == "cpu"
         self.niceness = config.step_niceness if self.computes_here else 0
-        self._draws, self._lora_of = draws, lora_of
+        self._draws, self._adapters = draws, adapters
         self._paused: list[Sequence] = []
         self._running: dict[str, Running] = {}
         self._numbers = count()
@@ -99,6 +99,7 @@ class VllmCore(BaseEngine):
             num_waiting=len(self._waiting) + len(self._paused),
             num_free_blocks=pool.get_num_free_blocks(),
             num_blocks=pool.num_gpu_blocks - 1,  # one stands for none
+            num_cached_blocks=None,  # vLLM would have to look at every block
             num_steps=self.num_steps,
             block_bytes=self._block_bytes,
             num_preemptions=self._num_preempted + sum(map(preemptions_of, self._running.values())),
@@ -214,7 +215,7 @@ class VllmCore(BaseEngine):
             sampling_params=params,
             pooling_params=None,
             arrival_time=time.time(),
-            lora_request=self._lora_of(sequence),
+            lora_request=self._adapters.lora_of(sequence),
             cache_salt=sequence.request.cache_salt or None,
             data_parallel_rank=None,
         )
@@ -228,6 +229,7 @@ class VllmCore(BaseEngine):
         self._draws.begin(each.sequence for each in running.values())
         outputs, executed = self.core.step()
         self.core.post_step(model_executed=executed)
+        self._adapters.look()
         given = {each.request_id: each for part in outputs.values() for each in part.outputs}
         spans, scored, sampled = [], [], []
         for number, each in running.items():

@@ -77,7 +77,7 @@ class VllmEngine(Driver):
         core = EngineCore(checked, Executor.get_class(checked), log_stats=False)
         files = VllmAdapters(core, max_loras=config.max_adapters)
         draws = Draws.on(device, eos)
-        steps = VllmCore(config, core, draws, Output(tokenizer, eos), files.lora_of)
+        steps = VllmCore(config, core, draws, Output(tokenizer, eos), files)
         card = card_of(config, model, tuple(_known(files, record) for record in adapters))
         return cls(steps, files, card, eos), tokenizer
 
@@ -137,7 +137,7 @@ def version_of_vllm() -> str:
 
 def _known(adapters: Any, record: AdapterRecord) -> AdapterCard:
     """Return the card of an adapter in the model's folder; one that vLLM does not compute is kept with its reason."""
-    reason = adapters.reason_against(record)
+    reason = adapters.reason_against(record) or adapters.fault_of(record)
     if reason is not None:
         logger.warning("adapter %s: %s", record.name, reason)
         return replace(record.card(), reason=reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -273,6 +273,13 @@ class LowRank:
             return False
         return self.gain is None or bool(((self.gain.float() - 1).abs() <= 4 * torch.finfo(self.gain.dtype).eps).all())
 
+    @property
+    def is_too_large(self) -> bool:
+        """Whether inputs of size 1 would give outputs beyond the dtype, or squares of them beyond float32."""
+        down, up = self.down.double(), self.up.double()
+        squares = (up @ (down @ down.T) * up).sum(-1)
+        return not (squares.sum().float().isfinite() and squares.sqrt().to(self.up.dtype).isfinite().all())
+
 
 @torch.no_grad()
 def read_weights(
@@ -321,8 +328,26 @@ def _low_rank(
     )
 
 
+def check_values(tensors: Mapping[str, Tensor], scaling_of: Callable[[str], float], *, dtype: torch.dtype) -> None:
+    """Judge an adapter's values without its model; `scaling_of` a module's name. Raises AdapterRefused."""
+    for name, down in tensors.items():
+        place, is_down, _ = name.partition(".lora_A.")
+        if is_down:
+            up, scaling = name.replace(".lora_A.", ".lora_B."), scaling_of(place.removeprefix(PREFIX))
+            target = Target(module=place, parameter=None, stored=place, rank=len(down), scaling=scaling)
+            if _low_rank(place, Change(target=target, down=name, up=up), tensors, None, dtype=dtype).is_too_large:
+                raise AdapterRefused(too_large(dtype))
+
+
+def too_large(dtype: torch.dtype) -> str:
+    return f"its values are too large: with it, the model's outputs are not finite in {_name_of(dtype)}"
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _finite(tensor: Tensor, what: str) -> Tensor:
     if not tensor.abs().amax().isfinite():  # a fifth of the time that `isfinite` of all takes
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        raise AdapterRefused(f"{what} holds values that are not finite in {dtype}")
+        raise AdapterRefused(f"{what} holds values that are not finite in {_name_of(tensor.dtype)}")
     return tensor

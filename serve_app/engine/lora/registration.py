@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from serve_app.core.cards import AdapterCard, AdapterRecord
 from serve_app.engine.decoder.config_check import check_config, choose_dtype, shapes_of
 from serve_app.engine.decoder.text_part import text_config
-from serve_app.engine.lora.adapter import Adapter, LowRank, bind_adapter, read_weights
+from serve_app.engine.lora.adapter import Adapter, LowRank, bind_adapter, read_weights, too_large
 from serve_app.engine.lora.matching import AdapterRefused, Matcher, head_name
 from serve_app.engine.lora.modules import BankedLinear
 from serve_app.engine.lora.plan import Mix
@@ -240,8 +240,7 @@ def _change(linear: BankedLinear, low_rank: LowRank, x: Tensor, base: Tensor) ->
 def _fault(adapted: Tensor, *, is_finite: bool, is_inert: bool) -> str | None:
     """adapted: logits [tokens, vocab];  is_finite: of what the adapted modules gave"""
     if not is_finite or not torch.isfinite(adapted).all():
-        dtype = str(adapted.dtype).removeprefix("torch.")
-        return f"its values are too large: with it, the model's outputs are not finite in {dtype}"
+        return too_large(adapted.dtype)
     return "inert: with it, the model's logits are those of the base, bit for bit" if is_inert else None
 
 

@@ -203,5 +203,5 @@ class Slots:
     def _note_residents(self) -> None:
         """Replace `residency`, as other threads read it."""
         num_settled = self.num_loads - len(self._sent_at)
-        load_s = self._load_s / num_settled if num_settled else 0.0
+        load_s = self._load_s / num_settled if num_settled else None
         self.residency = replace(self.residency, versions=tuple(self._slot_of), load_s=load_s)
