@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 
 import openai
 import pytest
 
+from serve_app.core.batches import Answered
 from serve_app.core.errors import Unavailable
+from serve_app.core.tenants import Identity
 from serve_app.router.batch_worker import UNKNOWN_S
+from serve_app.router.router import Router
 from tests.flow.batching import BatchHouse, Node, backend, created, jsonl, requests, sent
 
 
@@ -62,6 +66,14 @@ async def test_lines_come_again_as_those_end_that_took_all_that_a_limit_allows(h
     house.limit("acme", max_in_flight=2)
     stepped = backend(slots=8, is_stepped=True)
     node = Node(house, [stepped])
+    answer, statuses = node.worker.answer, Counter[int]()
+
+    async def counted(router: Router, identity: Identity, path: str, body: bytes, request_id: str) -> Answered:
+        answered = await answer(router, identity, path, body, request_id)
+        statuses[answered.status] += 1
+        return answered
+
+    node.worker.answer = counted
     batch = await created(node, jsonl(requests(12)))
     began = house.now
     while (found := await node.client().batches.retrieve(batch.id)).status != "completed":
@@ -69,6 +81,7 @@ async def test_lines_come_again_as_those_end_that_took_all_that_a_limit_allows(h
         await node.tend()
     assert found.request_counts is not None
     assert (found.request_counts.completed, house.now - began < 30) == (12, True), house.now - began
+    assert statuses[429] <= 12, "six at first; then one begins for each that ends"
     await node.kill()
 
 
