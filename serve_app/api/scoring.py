@@ -82,6 +82,11 @@ NOT_HERE = (
     "rank_fields",
 )  # fmt: skip
 """Names of Jina, Cohere and vLLM that would change an answer."""
+VLLM_PAIRS = {
+    **dict.fromkeys(("queries", "data_1"), Renamed("text_1")),
+    **dict.fromkeys(("documents", "items", "data_2"), Renamed("text_2")),
+}
+"""What vLLM also calls the two texts of a pair."""
 
 
 def _table(parameters: Mapping[str, Parameter]) -> Mapping[str, Disposition]:
@@ -129,7 +134,7 @@ class ScoreRequest(ClassifyRequest):
 
     id_prefix: ClassVar[str] = "score"
     prompt_name: ClassVar[str] = "text_2"
-    table: ClassVar[Mapping[str, Disposition]] = _table(SCORE)
+    table: ClassVar[Mapping[str, Disposition]] = {**_table(SCORE), **VLLM_PAIRS}
     required: ClassVar[tuple[str, ...]] = ("text_1", "text_2")
     described: ClassVar[tuple[str, str, str]] = ("Score pairs of texts", "ScoreRequest", "Scores")
 

@@ -18,7 +18,7 @@ from serve_app.cli.screen import CommandFailed, Exit, common_length, remark, say
 ROUTE = "/v1/capsules/"
 FILE = "capsule.json"
 MEMBERS = {"service_version", "path", "dialect", "request", "parts"}
-PATHS = ("/v1/completions", "/v1/chat/completions")
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 OF_CHOICES = ("finish_reason", "matched_stop")
 OF_PARTS = ("model", "engine", "numerics", "prompt_tokens")
 WARNS = "With other versions, numerics or engines tokens may differ."
@@ -138,5 +138,5 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(capsule, dict) or capsule.get("object") != "capsule" or not capsule.keys() >= MEMBERS:
         raise CommandFailed(f"{path} is no capsule; `serve_app capture ID` writes one.")
     if capsule["path"] not in PATHS or not isinstance(capsule["request"], dict):  # the key goes with what it names
-        raise CommandFailed(f"{path} must hold a request of {' or '.join(PATHS)}; found path {capsule['path']!r}.")
+        raise CommandFailed(f"{path} must hold a request of {', '.join(PATHS)}; found path {capsule['path']!r}.")
     return capsule

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from serve_app.api.error_text import shown
 from serve_app.api.parse import read_json_object
@@ -28,12 +29,14 @@ NUMBER = re.compile(r"[0-9]{1,18}")
 """The largest number of an event; the store holds no larger one."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 NO_FILES: Mapping[str, Endpoint] = MappingProxyType({})
+Once = Callable[[ASGIApp], ASGIApp]
+"""Has a route answer a repeat under an `Idempotency-Key` as it answered before: one batch, not two."""
 HEADERS = {"cache-control": "no-store"}
 """No cache keeps an answer, as it may hold a key."""
 
 
 def admin_routes(
-    administer: Administer | None, *, max_body_bytes: int, of_files: Mapping[str, Endpoint] = NO_FILES
+    administer: Administer | None, *, max_body_bytes: int, once: Once, of_files: Mapping[str, Endpoint] = NO_FILES
 ) -> list[Route]:
     """Return the routes; the guard decides who may call them.
 
@@ -66,15 +69,14 @@ def admin_routes(
             return Response(written, headers={**HEADERS, "content-type": CONTENT_TYPE})
         return JSONResponse(found, headers=HEADERS)
 
-    def endpoint(path: AdminPath) -> Endpoint:
+    def made(path: AdminPath) -> Route:
         is_kept = administer is not None and (of_files or path not in OF_BATCHES)
-        return answer if is_kept else refuse
+        methods = [method for each, method in SERVICES if each is path]
+        found = Route(path, answer if is_kept else refuse, methods=methods)
+        found.app = once(found.app) if path is AdminPath.BATCHES else found.app
+        return found
 
-    return [
-        Route(path, endpoint(path), methods=[method for each, method in SERVICES if each is path])
-        for path in AdminPath
-        if path not in OF_ADAPTERS
-    ]
+    return [made(path) for path in AdminPath if path not in OF_ADAPTERS]
 
 
 async def refuse(request: Request) -> Response:

@@ -191,7 +191,8 @@ class Completions:
     ) -> Kept | None:
         """Return what replicas keep of a completion that is wanted again; None where that is nothing."""
         seconds = self._settings.resume_s if story.identity.tenant.resumes else 0.0
-        if not (self._style.has_ids and seconds) or len(body) > MAX_KEPT_BYTES:
+        can_be_kept = self._style.has_ids if request.stream else self._style.has_capsules
+        if not (can_be_kept and seconds) or len(body) > MAX_KEPT_BYTES:
             return None
         return Kept(
             created=created,

@@ -40,6 +40,7 @@ class Style:
     read:     makes a request of a body's members; raises InvalidRequest
     whole:    makes the body of an answer that is no stream;  renderer: writes a stream; None where there are none
     has_ids:  whether events of streams have ids where the client wants them, by which a stream can be fetched anew
+    has_capsules: whether an answer that is no stream is kept where its client wants that
     dialect:  of requests that name none; None is what the router says of their model
     """
 
@@ -47,6 +48,7 @@ class Style:
     whole: Callable[[Router, Run, Any, ResponseHead], Awaitable[object]]
     renderer: Callable[[Router, Run, Any, ResponseHead, Places | None], Renderer] | None = None
     has_ids: bool = False
+    has_capsules: bool = False
     dialect: Dialect | None = None
 
     def parse(
@@ -103,6 +105,7 @@ STYLES: Mapping[Path, Style] = MappingProxyType(
             whole=lambda router, run, request, head: collect(run, request, head=head),
             renderer=lambda router, run, request, head, places: completion_renderer(request, head, run.stats, places),
             has_ids=True,
+            has_capsules=True,
         ),
         Path.CHAT: Style(
             read=_reading(CHAT),
@@ -111,6 +114,7 @@ STYLES: Mapping[Path, Style] = MappingProxyType(
                 run, request, head, router.writings_of(run), places
             ),
             has_ids=True,
+            has_capsules=True,
         ),
         Path.RESPONSES: Style(
             read=lambda router, members, limits, dialect: read_responses(members, limits, dialect).seeded(),
@@ -120,6 +124,7 @@ STYLES: Mapping[Path, Style] = MappingProxyType(
             renderer=lambda router, run, request, head, places: ResponseRenderer(
                 run, request, head, router.writings_of(run)
             ),
+            has_capsules=True,
         ),
         **{path: _of_inputs(kind) for path, kind in INPUT_ROUTES.items()},
         Path.NATIVE_COMPLETION: NATIVE_STYLE,

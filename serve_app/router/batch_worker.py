@@ -84,7 +84,8 @@ class BatchWorker:
     """Asks Accounts for lines as slots are free, and brings them results until they have them.
 
     A line begins only where its model has a slot beside all requests that are admitted, so batches give way to whoever
-    waits. A line that is refused for a limit, for want of room or of a replica, lets its batch rest and comes again.
+    waits. A line that is refused for a limit, for want of room or of a replica, lets its batch rest and comes again:
+    at its time, and one line for each other of the batch that has its result before, as that held what was refused.
 
     clock: seconds, monotonic
     tenant_of: who a batch is of, as it is now
@@ -113,6 +114,7 @@ class BatchWorker:
         self._at_work: Counter[str] = Counter()  # lines by model
         self._results: dict[Key, Result] = {}
         self._rests_until: dict[str, float] = {}
+        self._ended_at_rest: Counter[str] = Counter()  # lines by batch, in whose place another one may begin
         self._unknown_since: dict[str, float] = {}
         self._attempts: Counter[Key] = Counter()
         self._swept_at = self._clock()
@@ -177,8 +179,7 @@ class BatchWorker:
         mine = set(self._held)
         self._ready = in_turn([*self._ready, *(line for line in work.lines if line.key not in mine)])
         for batch in work.batches:
-            rests = self._rests_until.get(batch.id, 0.0) > self._clock()
-            if batch.is_yours and not rests and (batch.id, 0) not in self._tasks:
+            if batch.is_yours and not self._rests(batch.id) and (batch.id, 0) not in self._tasks:
                 self._begin((batch.id, 0), self._look_after(batch))
         self._begin_lines()
         self.tally[LEFT], self.tally[RUNNING] = sum(batch.num_left for batch in work.batches), self.num_at_work
@@ -187,24 +188,30 @@ class BatchWorker:
             await self._files.sweep(self._ask)
 
     def _wanted(self) -> dict[str, int]:
-        """Return how many lines to lease, by batch: of each tenant the oldest that does not rest, to equal parts.
+        """Return how many lines to lease, by batch: for each model of each tenant the oldest, to equal parts.
 
-        As many wait as there are slots: lines of one length end together, and no slot stays empty until the next call.
+        A batch that rests gets as many as have ended. Otherwise as many lines wait as there are slots: lines of one
+        length end together, and no slot stays empty until the next call.
         """
-        now = self._clock()
-        first: dict[str, BatchCard] = {}
+        first: dict[str, dict[str, BatchCard]] = {}  # by model and tenant
         for batch in self._open.values():
-            is_on = batch.state is BatchState.IN_PROGRESS and self._rests_until.get(batch.id, now) <= now
-            if is_on and batch.num_left > len(self._of(batch.id)):
-                first.setdefault(batch.tenant, batch)
+            may_begin = self._ended_at_rest[batch.id] if self._rests(batch.id) else batch.num_left
+            if self._is_on(batch.id) and may_begin and batch.num_left > len(self._of(batch.id)):
+                first.setdefault(self._model_of(batch), {}).setdefault(batch.tenant, batch)
         wanted: dict[str, int] = {}
-        for batch in first.values():
-            model = self._model_of(batch)
+        for model, batches in first.items():
             room = self._router.fleet.rooms.get(model)
             most = self._num_free(model) + (0 if room is None else room.num_slots)
-            num_ready = sum(line.batch == batch.id for line in self._ready)
-            wanted[batch.id] = max(0, -(-most // len(first)) - num_ready)
+            for batch in batches.values():
+                num_ready = sum(line.batch == batch.id for line in self._ready)
+                wanted[batch.id] = max(0, -(-most // len(batches)) - num_ready)
+                if self._rests(batch.id):
+                    wanted[batch.id] = min(wanted[batch.id], self._ended_at_rest[batch.id])
+        self._ended_at_rest.clear()
         return wanted
+
+    def _rests(self, batch_id: str) -> bool:
+        return self._rests_until.get(batch_id, 0.0) > self._clock()
 
     def _of(self, batch_id: str) -> set[Key]:
         """Return what this router holds of a batch."""
@@ -294,6 +301,7 @@ class BatchWorker:
             comes = status in AGAIN
             if not comes:
                 self._unknown_since.pop(batch_id, None)
+                self._ended_at_rest[batch_id] += self._rests(batch_id)
         if comes:
             self._rests_until[batch_id] = now + min(max(answered.retry_s, REST_S), MAX_REST_S)
             self._ready = deque(each for each in self._ready if each.batch != batch_id)

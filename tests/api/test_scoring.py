@@ -43,6 +43,13 @@ def test_documents_are_texts_or_objects_with_one() -> None:
     assert read(RerankRequest, query="q", documents="a").pairs == (("q", "a"),)
 
 
+@pytest.mark.parametrize(("first", "second"), [("queries", "documents"), ("queries", "items"), ("data_1", "data_2")])
+def test_the_texts_of_pairs_have_vllms_other_names_too(first: str, second: str) -> None:
+    assert read(ScoreRequest, **{first: "a", second: ["b", "c"]}).pairs == (("a", "b"), ("a", "c"))
+    with pytest.raises(InvalidRequest, match=second):
+        read(ScoreRequest, **{first: "a", second: ["b", ""]})
+
+
 def test_one_first_text_is_that_of_every_pair() -> None:
     assert read(ScoreRequest, text_1="a", text_2=["b", "c"]).pairs == (("a", "b"), ("a", "c"))
     assert read(ScoreRequest, text_1=["a", "b"], text_2=["c", "d"]).pairs == (("a", "c"), ("b", "d"))

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from serve_app.cli.capsules import differences, other_conditions
@@ -43,6 +44,10 @@ def test_a_captured_completion_comes_again(run: CommandLine, served: Served, tmp
     assert served.asked["model"] == "demo:pirate@v1"
     assert served.recorded.headers[-2][b"x-completions-dialect"] == b"vllm"
     assert run("replay", str(file), "--json").json["is_same"] is True
+    asked = {"model": "demo", "input": "Once", "max_output_tokens": 5}
+    answer = httpx.post(f"{served.url}/v1/responses", json=asked, headers={"x-capsule": "true"}, timeout=60)
+    assert run("capture", answer.json()["id"], str(tmp_path / "response.json")).code == Exit.DONE
+    assert run("replay", str(tmp_path / "response.json")).out == "The same: 1 completions with 5 tokens.\n"
 
 
 def test_the_first_token_that_differs_is_told(

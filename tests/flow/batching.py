@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from serve_app.router.accounting import Accounting
 from serve_app.router.batch_files import BatchFiles
 from serve_app.router.batch_worker import BatchWorker
 from serve_app.router.fleet import Fleet
+from serve_app.router.idempotency import Replays
 from serve_app.router.ledger_writer import LedgerWriter
 from serve_app.router.quotas import Quotas
 from serve_app.router.router import Router, RouterConfig
@@ -116,7 +118,8 @@ class Node:
             identify=lambda key: house.store.directory(house.pepper).identify(key, time.time()),
             administer=house.administer,
         )
-        app = build_app(self.router, settings, door=door, batches=Batches(ask=house.ask, files=files))
+        batches = Batches(ask=house.ask, files=files)
+        app = build_app(self.router, settings, door=door, batches=batches, replays=Replays())
         self.transport = httpx.ASGITransport(app=app)
 
     def client(self, tenant: str = "acme") -> openai.AsyncOpenAI:
@@ -157,8 +160,8 @@ class Node:
         await self.fleet.close()
 
 
-def backend(number: int = 0, *, slots: int = 8, is_stepped: bool = False) -> FakeBackend:
-    card = replace(model_card("tiny"), max_num_sequences=slots, max_waiting=100)
+def backend(number: int = 0, *, model: str = "tiny", slots: int = 8, is_stepped: bool = False) -> FakeBackend:
+    card = replace(model_card(model), max_num_sequences=slots, max_waiting=100)
     return FakeBackend(replica_card(f"r{number}", card), is_stepped=is_stepped)
 
 
@@ -173,3 +176,24 @@ def requests(number: int, **more: object) -> list[dict[str, object]]:
         }
         for each in range(number)
     ]
+
+
+def jsonl(lines: list[dict[str, object]]) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+async def sent(node: Node, content: bytes, tenant: str = "acme") -> str:
+    file = await node.client(tenant).files.create(file=("in.jsonl", content), purpose="batch")
+    return file.id
+
+
+async def created(
+    node: Node, content: bytes, tenant: str = "acme", *, endpoint: str = "/v1/completions"
+) -> openai.types.Batch:
+    file_id = await sent(node, content, tenant)
+    return await node.client(tenant).batches.create(
+        input_file_id=file_id,
+        endpoint=endpoint,
+        completion_window="24h",
+        metadata={"job": "nightly"},  # type: ignore[arg-type]
+    )

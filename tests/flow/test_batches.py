@@ -23,12 +23,12 @@ from serve_app.core.errors import Unavailable
 from serve_app.core.ledger import UNATTRIBUTED, UsageQuestion
 from serve_app.http.metrics import batch_lines
 from serve_app.router.batch_files import MAX_LINE_BYTES, STRAY_S, BatchFiles
-from serve_app.router.batch_worker import SWEEP_S, UNKNOWN_S
+from serve_app.router.batch_worker import SWEEP_S
 from serve_app.tenants import tables
 from serve_app.tenants.batch_work import EXPIRING_S
 from serve_app.tenants.lending import DAY_S
 from tests.fakes import settle
-from tests.flow.batching import BatchHouse, Node, backend, requests
+from tests.flow.batching import BatchHouse, Node, backend, created, jsonl, requests, sent
 from tests.tenants.conftest import postgresql, url  # noqa: F401
 
 
@@ -42,27 +42,6 @@ async def node(house: BatchHouse) -> AsyncIterator[Node]:
     made = Node(house, [backend()])
     yield made
     await made.kill()
-
-
-def jsonl(lines: list[dict[str, object]]) -> bytes:
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-
-
-async def sent(node: Node, content: bytes, tenant: str = "acme") -> str:
-    file = await node.client(tenant).files.create(file=("in.jsonl", content), purpose="batch")
-    return file.id
-
-
-async def created(
-    node: Node, content: bytes, tenant: str = "acme", *, endpoint: str = "/v1/completions"
-) -> openai.types.Batch:
-    file_id = await sent(node, content, tenant)
-    return await node.client(tenant).batches.create(
-        input_file_id=file_id,
-        endpoint=endpoint,
-        completion_window="24h",
-        metadata={"job": "nightly"},  # type: ignore[arg-type]
-    )
 
 
 async def lines_of(node: Node, file_id: str | None, tenant: str = "acme") -> list[dict[str, object]]:
@@ -385,47 +364,6 @@ async def test_what_is_nobodys_in_the_folder_is_removed_after_a_while(node: Node
     house.now += STRAY_S
     await node.tend()
     assert [each.name for each in house.folder.iterdir()] == [kept]
-
-
-async def test_a_limit_of_the_tenant_slows_its_batch_and_fails_no_line(node: Node, house: BatchHouse) -> None:
-    house.limit("acme", requests_per_minute=4)
-    node = Node(house, [backend()])
-    batch = await node.until((await created(node, jsonl(requests(10)))).id)
-    assert batch.request_counts is not None
-    assert (batch.status, batch.request_counts.completed) == ("completed", 10)
-    assert house.now > 1000 + 2 * 60, "ten requests at four a minute begin three minutes"
-    await node.kill()
-
-
-async def test_lines_wait_for_a_model_that_no_router_knows_yet_and_fail_where_it_never_comes(
-    house: BatchHouse,
-) -> None:
-    node, late = Node(house, []), backend()
-    first = await created(node, jsonl(requests(2)))
-    await node.until(first.id, "in_progress")
-    for _ in range(20):
-        await node.tend()
-    node.fleet.put(late.card, late)
-    assert (await node.until(first.id)).request_counts.completed == 2  # type: ignore[union-attr]
-    second = await created(node, jsonl(requests(1, model="never")))
-    began = house.now
-    batch = await node.until(second.id)
-    assert batch.request_counts is not None
-    assert (batch.request_counts.failed, house.now - began > UNKNOWN_S) == (1, True)
-    await node.kill()
-
-
-async def test_lines_are_computed_again_where_the_service_fails_and_no_more_than_thrice(house: BatchHouse) -> None:
-    failing = backend()
-    node = Node(house, [failing])
-    failing.refusal = Unavailable("full", None, {"retry_after_s": 1})
-    batch = await created(node, jsonl(requests(2)))
-    await node.until(batch.id, "in_progress")
-    for _ in range(30):
-        await node.tend()
-    failing.refusal = None
-    assert (await node.until(batch.id)).request_counts.completed == 2  # type: ignore[union-attr]
-    await node.kill()
 
 
 def rows_of(house: BatchHouse) -> Counter[str]:

@@ -79,6 +79,23 @@ async def test_an_answer_that_is_no_stream_is_kept_where_its_client_wants_that(
     assert replica.keeping.card.num_streams == 1
 
 
+async def test_a_response_is_kept_where_its_client_wants_that_and_no_stream_of_one(
+    made: tuple[httpx.AsyncClient, Fleet, FakeBackend],
+) -> None:
+    client, _, _ = made
+    asked = {"model": "tiny", "input": "a b c", "max_output_tokens": 12, "temperature": 0.5}
+    answer = await client.post("/v1/responses", json=asked, headers=WANTED)
+    found = await captured(client, answer.json()["id"])
+    assert (found["path"], found["id"]) == ("/v1/responses", answer.json()["id"])
+    assert found["request"] == {**asked, "seed": int(answer.headers["x-seed"])}
+    again = await client.post(found["path"], json=found["request"], headers=WANTED)
+    assert (await captured(client, again.json()["id"]))["parts"] == found["parts"]
+    fetched = await client.get(f"/v1/completions/{answer.json()['id']}")
+    assert fetched.json()["output"][0]["content"] == answer.json()["output"][0]["content"]
+    stream = await client.post("/v1/responses", json={**asked, "stream": True}, headers=WANTED)
+    assert (stream.status_code, stream.headers["x-resumable"]) == (200, "false")
+
+
 async def test_a_capsule_is_for_the_key_that_asked(made: tuple[httpx.AsyncClient, Fleet, FakeBackend]) -> None:
     client, _, replica = made
     await client.post("/v1/completions", json=ASKED)
