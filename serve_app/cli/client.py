@@ -34,6 +34,7 @@ PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
 """Before each attempt to fetch the rest of a stream that broke off."""
 MAY_COME_BACK = frozenset({None, 502, 503, 504})
 """Statuses of a service that may have the rest a moment later; None where none came."""
+NOT_FOUND = 404
 RETRY_AFTER, LOCATION = "Retry-After", "Location"
 NO_HEADERS: Mapping[str, str | None] = {}
 
@@ -96,7 +97,7 @@ class Service:
         try:
             return Answered(status=OK, body=self._whole(path, body))
         except ServiceFailed as failure:
-            if failure.status is None:
+            if failure.status is None or (failure.status == NOT_FOUND and not failure.error):  # of a proxy alone
                 raise Unavailable(str(failure)) from failure
             told = {"error": {"message": str(failure), **failure.error}}
             return Answered(status=failure.status, body=json.dumps(told).encode(), retry_s=failure.retry_s)
@@ -305,7 +306,7 @@ def _remedy(status: int, error: Mapping[str, Any]) -> str:
     """Return the next step where the service does not say it itself."""
     if status in (401, 403):
         return GIVE_A_KEY
-    if status == 404:
+    if status == NOT_FOUND:
         return LIST_MODELS if error.get("param") else BE_OLDER
     return ""
 

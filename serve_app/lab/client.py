@@ -24,7 +24,7 @@ import pandas
 
 from serve_app.cli.screen import DEFAULT_URL, KEY_VARIABLES, URL_VARIABLE
 from serve_app.lab import evaluation, markup
-from serve_app.lab.completion import Comparison, Completion, Completions, Reading, joined
+from serve_app.lab.completion import Comparison, Completion, Completions, Reading, joined, plain, table_of
 from serve_app.lab.errors import ServiceError
 from serve_app.lab.grid import (
     NOT_PARAMETERS,
@@ -48,6 +48,8 @@ PROGRESS_FROM = 8
 """Choices of one call from which on a bar is shown."""
 AT_ONCE = 16
 """Requests of a grid that are sent side by side."""
+ANY = "a"
+"""A prompt that no model refuses."""
 COLUMNS = ("route", "model", "choices", "prompt_tokens", "cached_tokens", "completion_tokens", "seconds")
 
 
@@ -163,11 +165,11 @@ class Client:
         path:   keeps the rows as they come. The same call goes on from there: JSON lines, or Parquet if so named
         If one request fails, its row has the `error`. Raises ServiceError where all would fail, as without a service.
         """
-        every, names, sets = _listed(prompts), _listed(models), _sets(params)
+        every, names, sets = _listed(prompts, "prompts"), _listed(models, "models"), _sets(params)
         cells = cells_of(every, names, sets)
         with closing(Kept(path)) as kept:
             missing = [cell for cell in cells if cell.id not in kept.rows]
-            prices = self._prices(every[:1], names, sets) if missing else {}
+            prices = self._prices(names, sets) if missing else {}
             display, done = live(), len(cells) - len(missing)
             rows = side_by_side(missing, partial(self._row, prices), at_once)
             for at, row in enumerate(self._background.iterate(rows), done + 1):
@@ -186,14 +188,14 @@ class Client:
         params: Mapping[str, Any] | Iterable[Mapping[str, Any]] = (),
     ) -> pandas.DataFrame:
         """Say what a grid would take at most, by the service's prices: a row for each model and set of parameters."""
-        every, sets = list(dict.fromkeys(_listed(prompts))), _sets(params)
+        every, sets = list(dict.fromkeys(_listed(prompts, "prompts"))), _sets(params)
         parts = [every[at : at + MAX_PROMPTS] for at in range(0, len(every), MAX_PROMPTS)]
         rows = []
-        for model in _listed(models):
+        for model in _listed(models, "models"):
             for each in sets:
                 told = [one for part in parts for one in self._explained(part, model, each)]
                 rows.append({"model": model, **each, **most_of(told)})
-        return pandas.DataFrame(rows)
+        return table_of(rows)
 
     def evaluate(
         self,
@@ -220,8 +222,8 @@ class Client:
         self, prompts: str | Sequence[str], continuations: str | Sequence[str], model: str | None = None
     ) -> pandas.DataFrame:
         """Sum the log-probabilities of each continuation behind its prompt, or behind the one prompt: a row each."""
-        continuations = _listed(continuations)
-        before = [prompts] * len(continuations) if isinstance(prompts, str) else list(prompts)
+        continuations = _listed(continuations, "continuations")
+        before = [prompts] * len(continuations) if isinstance(prompts, str) else _listed(prompts, "prompts")
         if len(before) != len(continuations):
             raise ValueError(
                 f'"prompts" must be one text, or {len(continuations)} as "continuations" are; found {len(before)}.'
@@ -231,20 +233,22 @@ class Client:
 
     def perplexity(self, texts: str | Sequence[str], model: str | None = None) -> pandas.DataFrame:
         """Say how well a model predicts each text: a row each."""
-        return evaluation.perplexities(self.score("", _listed(texts), model))
+        return evaluation.perplexities(self.score("", _listed(texts, "texts"), model))
 
     def embed(self, texts: str | Sequence[str], model: str | None = None) -> numpy.ndarray:
         """Return [texts, dimensions] float32."""
-        every, name = _listed(texts), model or self._default_model()
+        every, name = _listed(texts, "texts"), model or self._default_model()
         rows: list[list[float]] = []
         for at in range(0, len(every), MAX_PROMPTS):
             body = {"model": name, "input": every[at : at + MAX_PROMPTS]}
-            found = self._background.run(self._wire.send("post", "/v1/embeddings", body))["data"]
+            found = self._background.run(self._wire.ask("/v1/embeddings", body))["data"]
             rows += [each["embedding"] for each in found]
         return numpy.array(rows, dtype=numpy.float32)
 
     def hidden_states(self, text: str, model: str | None = None) -> numpy.ndarray:
         """Return [tokens, hidden size] float32: the last layer's output at each token, if the model may return it."""
+        if not isinstance(text, str):
+            raise ValueError(f'"text" must be one text; found {text!r}.')
         name = model or self._default_model()
         body = {"model": name, "prompt": text, "return_hidden_states": True, **evaluation.ECHOED}
         answer = self._background.run(self._wire.answer("completions", body))
@@ -252,7 +256,7 @@ class Client:
 
     def models(self) -> pandas.DataFrame:
         """A row per name that can be sent: its base, its context, where its weights came from."""
-        frame = pandas.DataFrame(self._background.run(self._wire.models())).set_index("id")
+        frame = table_of(self._background.run(self._wire.models())).set_index("id")
         frame["created"] = pandas.to_datetime(frame["created"], unit="s", utc=True)
         return frame.drop(columns=["object", "owned_by"])
 
@@ -265,9 +269,10 @@ class Client:
         return pandas.DataFrame(self._spent, columns=pandas.Index(COLUMNS))
 
     def tokens(self, text: str, model: str | None = None) -> pandas.DataFrame:
-        """A row per token of a text: its id and its piece."""
+        """A row per token of a text: its id and its piece. A piece that is only a part of a character is its bytes."""
         body = {"content": text, "model": model or self._default_model(), "with_pieces": True}
-        return pandas.DataFrame(self._background.run(self._wire.send("post", "/tokenize", body))["tokens"])
+        found = self._background.run(self._wire.ask("/tokenize", body))["tokens"]
+        return pandas.DataFrame([{"id": each["id"], "piece": _text_of(each["piece"])} for each in found])
 
     def replicas(self) -> pandas.DataFrame:
         """A row per replica: what it has in work now, and what it has done."""
@@ -293,14 +298,12 @@ class Client:
 
     def _explained(self, prompts: Sequence[str], model: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         body = {**params, "model": model, "prompt": list(prompts)}
-        parts: list[Mapping[str, Any]] = self._background.run(self._wire.send("post", "/v1/explain", body))["parts"]
+        parts: list[Mapping[str, Any]] = self._background.run(self._wire.ask("/v1/explain", body))["parts"]
         return parts
 
-    def _prices(
-        self, prompts: Sequence[str], models: Sequence[str], sets: Sequence[Mapping[str, Any]]
-    ) -> dict[str, Price]:
+    def _prices(self, models: Sequence[str], sets: Sequence[Mapping[str, Any]]) -> dict[str, Price]:
         """Return the price of each model. Raises ServiceError for a set of parameters that no request may have."""
-        return {model: self._explained(prompts, model, each)[0]["price"] for model in models for each in sets}
+        return {model: self._explained([ANY], model, each)[0]["price"] for model in models for each in sets}
 
     async def _row(self, prices: Mapping[str, Price], cell: Cell) -> Row:
         (request,) = completion_requests(cell.prompt, cell.model, None, cell.params)
@@ -356,12 +359,24 @@ def key_of_environment() -> str:
     return next(filter(None, map(os.environ.get, KEY_VARIABLES)), NO_KEY)
 
 
-def _listed(texts: str | Iterable[str]) -> list[str]:
-    return [texts] if isinstance(texts, str) else list(texts)
+def _listed(texts: str | Iterable[str], name: str) -> list[str]:
+    """Raises ValueError for what is no text, as where a table has no value."""
+    listed = [texts] if isinstance(texts, str) else list(texts)
+    for at, each in enumerate(listed):
+        try:
+            each.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise ValueError(f'"{name}[{at}]" must be a text that UTF-8 can hold; found {each!r}.') from None
+    return listed
 
 
 def _sets(params: Mapping[str, Any] | Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    return [params] if isinstance(params, Mapping) else list(params) or [{}]
+    sets: list[Mapping[str, Any]] = plain([params] if isinstance(params, Mapping) else list(params) or [{}])
+    return sets
+
+
+def _text_of(piece: str | list[int]) -> str:
+    return piece if isinstance(piece, str) else bytes(piece).decode(errors="backslashreplace")
 
 
 def _merged(parts: Sequence[Completions], *, num_models: int) -> Completions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
@@ -44,13 +45,13 @@ class Completion:
         return sum(known) if known else None
 
     def frame(self) -> pandas.DataFrame:
-        """A row per token: its text, log-probability, probability, and the likeliest at its place."""
+        """A row per token: its text, log-probability, probability, and the likeliest at its place, as JSON."""
         return pandas.DataFrame(
             {
                 "token": [token.text for token in self.tokens],
                 "logprob": [token.logprob for token in self.tokens],
                 "probability": [token.probability for token in self.tokens],
-                "alternatives": [dict(token.alternatives) for token in self.tokens],
+                "alternatives": storable([dict(token.alternatives) for token in self.tokens]),
             }
         )
 
@@ -287,6 +288,28 @@ def prompts_of(prompt: str | Sequence[Any]) -> tuple[Any, ...]:
     if isinstance(prompt, str) or any(isinstance(each, int) for each in prompt):
         return (prompt,)
     return tuple(prompt)
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Return a row for each, in columns that Parquet can hold."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pandas.DataFrame({name: storable([row.get(name) for row in rows]) for name in names})
+
+
+def storable(values: list[Any]) -> list[Any]:
+    """Return values of one kind: as they are, or where they differ, and of lists and objects, as JSON."""
+    kinds = {float if type(value) is int else type(value) for value in values if value is not None}
+    if len(kinds) <= 1 and kinds <= {bool, float, str}:
+        return values
+    return [None if value is None else json.dumps(value) for value in values]
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: numbers, arrays and columns of numpy and pandas as Python's own."""
+    if isinstance(value, Mapping):
+        return {plain(name): plain(each) for name, each in value.items()}
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [plain(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def joined(parts: Iterable[tuple[Completion, ...]]) -> tuple[Completion, ...]:

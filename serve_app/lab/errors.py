@@ -71,12 +71,17 @@ def translated(error: openai.OpenAIError, url: str) -> ServiceError:
     """The same as the service told it; where nothing answered at `url`, how to have something answer."""
     if isinstance(error, openai.APITimeoutError):
         return ServiceError(f"{url} took longer than this client waits.")
-    if isinstance(error, openai.APIConnectionError):
+    if isinstance(error, openai.APIConnectionError) or is_of_a_proxy(error):
         remedy = "Start one (`serve_app up`), or name another (`SERVE_APP_URL`, `Client(url)`)."
         return ServiceError(f"No service can be reached at {url}. {remedy}")
     if isinstance(error, openai.APIStatusError):
         return of_envelope(_body_of(error), status=error.status_code, otherwise=error.message)
     return of_envelope(getattr(error, "body", None), status=None, otherwise=str(error))
+
+
+def is_of_a_proxy(error: openai.OpenAIError) -> bool:
+    """Return whether a proxy answered that knows no service: the service's own words for 404 are JSON."""
+    return isinstance(error, openai.NotFoundError) and not isinstance(_body_of(error), dict)
 
 
 def of_envelope(body: object, *, status: int | None, otherwise: str) -> ServiceError:

@@ -22,6 +22,7 @@ MAX_EXACT = 13
 TAIL = 2.5
 """Percent on each side of an interval."""
 ROUNDING = 1e-12
+"""Of a sum, as a share of what is summed up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,7 @@ def interval(values: numpy.ndarray) -> tuple[float, float]:
 def permutation_p(differences: numpy.ndarray) -> float:
     """Return how likely a mean as far from 0 is by chance: of all signs where prompts are few, else of random ones."""
     size = len(differences)
-    least = abs(differences.sum()) - ROUNDING
+    least = abs(differences.sum()) - ROUNDING * abs(differences).sum()
     if size <= MAX_EXACT:
         signs = 1 - 2 * ((numpy.arange(2**size)[:, None] >> numpy.arange(size)) & 1)
         return float(numpy.mean(abs(signs @ differences) >= least))

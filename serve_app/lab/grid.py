@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import pandas
 
-from serve_app.lab.completion import Completions
+from serve_app.lab.completion import Completions, storable
 from serve_app.lab.errors import ServiceError
 
 Row = dict[str, Any]
@@ -151,7 +151,7 @@ def frame_of(cells: Sequence[Cell], rows: Mapping[str, Row]) -> pandas.DataFrame
     names = dict.fromkeys(name for cell in cells for name in cell.params)
     found = [rows[cell.id] for cell in cells]
     columns = {name: [row.get(name) for row in found] for name in ("prompt", "model", *names, *RESULTS)}
-    columns |= {name: _storable(columns[name]) for name in names}
+    columns |= {name: storable(columns[name]) for name in names}
     return pandas.DataFrame(columns, index=pandas.Index([cell.id for cell in cells], name="id"))
 
 
@@ -227,11 +227,3 @@ def _check_parquet(path: Path) -> None:
 
 def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _storable(values: list[Any]) -> list[Any]:
-    """Return values of one kind: as they are, or where they differ, and of lists and objects, as JSON."""
-    kinds = {float if type(value) is int else type(value) for value in values if value is not None}
-    if len(kinds) <= 1 and kinds <= {bool, float, str}:
-        return values
-    return [None if value is None else json.dumps(value) for value in values]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import openai
 
 from serve_app.cli.client import DIALECT_HEADER, END, PAUSES_S
-from serve_app.lab.completion import Asked, prompts_of, shown_prompt
-from serve_app.lab.errors import translated
+from serve_app.lab.completion import Asked, plain, prompts_of, shown_prompt
+from serve_app.lab.errors import is_of_a_proxy, translated
 
+T = TypeVar("T")
 Route = Literal["completions", "chat"]
 TIMEOUT_S = 600.0
 NUM_RETRIES, NUM_PATIENT_RETRIES = 2, 12
@@ -55,8 +56,10 @@ class Wire:
         """Send a request and wait for the whole of its answer."""
         asking = self._patient if is_patient else self._openai
         with self._told_by_the_service():
-            create = _create(asking, route, with_raw=True)
-            raw = await create(extra_body=dict(body), extra_headers=_headers(dialect))
+            create = partial(
+                _create(asking, route, with_raw=True), extra_body=dict(body), extra_headers=_headers(dialect)
+            )
+            raw = await (_asked_of_the_service(create) if is_patient else create())
         return Answer(body=json.loads(raw.text), told=_told(raw.headers))
 
     async def chunks(
@@ -115,9 +118,17 @@ class Wire:
         It is sent once: what failed may have been carried out, and twice is not the same as once.
         """
         options: dict[str, Any] = {} if body is None else {"body": dict(body)}
+        return await self._sent(self._openai.with_options(max_retries=0), method, path, options)
+
+    async def ask(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a question, which changes nothing; it comes again as one of a grid does."""
+        return await self._sent(self._patient, "post", path, {"body": dict(body)})
+
+    async def _sent(
+        self, asking: openai.AsyncOpenAI, method: str, path: str, options: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
         with self._told_by_the_service():
-            once = self._openai.with_options(max_retries=0)
-            told = await getattr(once, method)(f"{self._url}{path}", cast_to=object, **options)
+            told = await getattr(asking, method)(f"{self._url}{path}", cast_to=object, **options)
         assert isinstance(told, dict)
         return told
 
@@ -131,6 +142,18 @@ class Wire:
             yield
         except openai.OpenAIError as error:
             raise translated(error, self._url) from error
+
+
+async def _asked_of_the_service(create: Callable[[], Awaitable[T]]) -> T:
+    """Ask again while nobody but a proxy answers: it knows no router while a service begins or ends."""
+    for pause_s in PAUSES_S:
+        try:
+            return await create()
+        except openai.NotFoundError as error:
+            if not is_of_a_proxy(error):
+                raise
+        await asyncio.sleep(pause_s)
+    return await create()
 
 
 def _create(asking: openai.AsyncOpenAI, route: Route, *, with_raw: bool) -> Any:
@@ -191,6 +214,7 @@ def completion_requests(
     prompt: str | Sequence[Any], models: str | Sequence[str], dialect: str | None, parameters: Mapping[str, Any]
 ) -> list[Request]:
     """Return one request, or as many as the prompts need at 256 each."""
+    prompt, parameters = plain(prompt), plain(parameters)
     prompts = prompts_of(prompt)
     parts = [prompts[at : at + MAX_PROMPTS] for at in range(0, len(prompts), MAX_PROMPTS)] or [prompts]
     return [_completion(part, prompt if len(parts) == 1 else list(part), models, dialect, parameters) for part in parts]
@@ -201,6 +225,7 @@ def chat_request(
 ) -> Request:
     """Return the request of a chat; a text is a user's only message."""
     chat = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+    parameters = plain(parameters)
     asked = Asked(
         prompts=(shown_prompt(chat[-1]) if chat else "",),
         models=(model,),

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from serve_app.cli.client import Service
 from serve_app.cli.screen import Exit
+from serve_app.core.errors import Unavailable
 from tests.cli.served import CommandLine
 
 ASK = ("complete", "hello", "--model", "demo")
@@ -137,3 +139,12 @@ def test_nothing_that_a_service_writes_steers_the_terminal(run: CommandLine) -> 
     assert (refused.code, told.code) == (Exit.REFUSED, Exit.DONE)
     assert told.json == answer
     assert not set("\x9b\u202e\x1b\ud800") & set(refused.err + told.out)
+
+
+def test_a_line_of_a_batch_is_not_answered_by_a_proxy_that_knows_no_router() -> None:
+    own = json.dumps({"error": {"message": "No such model."}}).encode()
+    with answering(head("404 Not Found") + b"Path not found.", head("404 Not Found") + own) as strange:
+        service = Service(url=strange.url)
+        with pytest.raises(Unavailable, match="404"):
+            service.answered("/v1/completions", {})
+        assert service.answered("/v1/completions", {}).status == 404

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import numpy
+import pandas
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from pandas.testing import assert_frame_equal
 
 from serve_app.lab.client import Background, Client
 from serve_app.lab.errors import ServiceError
@@ -167,6 +171,18 @@ def test_models_replicas_tokens_and_metrics_are_tables(client: Client) -> None:
     assert list(replicas["model"]) == ["demo"]
     assert replicas.loc[replicas.index[0], "steps"] >= 0
     assert "serve_app_requests_total" in set(client.metrics()["name"])
+
+
+def test_every_table_is_the_same_after_parquet(client: Client, tmp_path: Path) -> None:
+    one = client.complete(PROMPT, "demo", max_tokens=3, logprobs=3)
+    tables = [one.frame(), one[0].frame(), client.models(), client.replicas(), client.metrics(), client.usage()]
+    tables += [client.tokens("ö 😀 a", "demo"), client.score(PROMPT, [" a"], "demo"), client.perplexity(PROMPT, "demo")]
+    tables += [client.grid_cost(PROMPT, "demo", [{"stop": "x"}, {"stop": ["x", "y"], "max_tokens": 4}])]
+    for frame in tables:
+        frame.to_parquet(tmp_path / "table.parquet")
+        assert_frame_equal(pandas.read_parquet(tmp_path / "table.parquet"), frame)
+    assert json.loads(one[0].frame()["alternatives"].iloc[0]) == dict(one[0].tokens[0].alternatives)
+    assert "\\xf0\\x9f" in list(client.tokens("😀", "demo")["piece"])
 
 
 def test_usage_is_what_the_service_counted(client: Client) -> None:

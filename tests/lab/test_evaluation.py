@@ -12,7 +12,9 @@ import pandas
 import pytest
 
 from serve_app.lab import evaluation
+from serve_app.lab.completion import Completion
 from serve_app.lab.evaluation import MAX_EXACT, compare_paired, evaluated, examples_of, interval, permutation_p
+from serve_app.lab.markup import Token
 
 
 def grid_of(texts: Mapping[str, Sequence[str | None]]) -> pandas.DataFrame:
@@ -24,6 +26,11 @@ def grid_of(texts: Mapping[str, Sequence[str | None]]) -> pandas.DataFrame:
     ]
     frame = pandas.DataFrame({**pandas.DataFrame(rows), "seconds": [0.1 * at for at in range(len(rows))]})
     return frame.rename_axis("id")
+
+
+def completion(*tokens: str) -> Completion:
+    parts = tuple(Token(text=text, logprob=-1.0) for text in tokens)
+    return Completion(index=0, prompt="", model="a", text="".join(tokens), finish_reason="stop", tokens=parts)
 
 
 def right(row: Mapping[str, Any]) -> float:
@@ -89,6 +96,13 @@ def test_p_of_random_signs_is_near_that_of_all_of_them() -> None:
     assert random == pytest.approx(exact, abs=0.03)
 
 
+@pytest.mark.parametrize("unit", [1e-15, 1 / 3, 7e5 / 3, 1e12])
+def test_p_is_the_same_in_every_unit(unit: float) -> None:
+    """Sums that are alike but for rounding are alike."""
+    differences = numpy.array([0.1, 0.2, -0.3, 0.1, 0.3, -0.1, 0.2, 0.2, 0.3, -0.2])
+    assert permutation_p(unit * differences) == permutation_p(differences) == 0.314453125  # so scipy
+
+
 def test_p_is_small_for_what_is_alike_everywhere_and_large_for_what_cancels_out() -> None:
     assert permutation_p(numpy.ones(50)) == pytest.approx(1 / 10_001)
     assert permutation_p(numpy.array([1.0, -1.0] * 25)) == 1.0
@@ -111,8 +125,8 @@ def test_a_figure_shows_of_each_two_models_how_often_one_wins_and_how_often_they
     from serve_app.lab import figures
 
     for figure, said in (
-        (figures.win_rates(result.frame, "right"), {("a", "b"): "100%", ("b", "a"): "0%", ("a", "c"): "50%"}),
-        (figures.agreement(result.frame), {("a", "b"): "0%", ("a", "c"): "100%"}),
+        (figures.win_rates(result.frame, "right"), {("a", "b"): "94%", ("b", "a"): "6%", ("a", "c"): "50%"}),
+        (figures.agreement(result.frame), {("a", "b"): "12%", ("a", "c"): "100%"}),
     ):
         (axes,) = figure.axes
         names = [label.get_text() for label in axes.get_yticklabels()]
@@ -122,3 +136,63 @@ def test_a_figure_shows_of_each_two_models_how_often_one_wins_and_how_often_they
     for figure in (figures.latency(result.frame), figures.intervals(result.summary())):
         figure.canvas.draw()
         figures.plt.close(figure)
+
+
+MANY = [f"demo:adapter-{at}-of-many$*0.5" for at in range(8)]
+
+
+def test_no_label_of_a_figure_is_cut_off_whatever_style_is_set() -> None:
+    mpl.use("agg")
+    from serve_app.lab import figures
+
+    frame = grid_of(dict.fromkeys(MANY, "yn")).assign(right=1.0)
+    summary = evaluation.Evaluation(frame=frame, metric="right").summary()
+    rows = {model: completion("a$b", "c" * 30) for model in MANY}
+    with mpl.rc_context(mpl.rcParamsDefault):
+        for figure in (
+            figures.win_rates(frame, "right"),
+            figures.agreement(frame.loc[frame["model"].isin(MANY[:2])]),
+            figures.latency(frame),
+            figures.intervals(summary, title="a$ and $b"),
+            figures.heat_map(rows),
+            figures.heat_map({"$": completion(*"abcdefgh" * 5)}, num_tokens=40),
+            figures.distributions({f"{model[5:14]}$": {"a$b": -1.0, "c": -2.0} for model in MANY[:3]}),
+        ):
+            figure.canvas.draw()
+            page, drawn = figure.bbox, figure.get_tightbbox().transformed(figure.dpi_scale_trans)
+            assert (drawn.x0 >= page.x0 - 1, drawn.y0 >= page.y0 - 1) == (True, True), figure.texts
+            assert (drawn.x1 <= page.x1 + 1, drawn.y1 <= page.y1 + 1) == (True, True), figure.texts
+            figures.plt.close(figure)
+
+
+def test_lines_of_many_models_are_told_apart() -> None:
+    mpl.use("agg")
+    from serve_app.lab import figures
+
+    figure = figures.latency(grid_of(dict.fromkeys(MANY, "yn")))
+    looks = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+    assert len(looks) == len(MANY)
+    figures.plt.close(figure)
+
+
+def test_a_figure_leaves_out_a_model_that_always_failed_and_nothing_else() -> None:
+    mpl.use("agg")
+    from serve_app.lab import figures
+
+    frame = grid_of({"a": "yy", "b": [None, None], "c": "yn"})
+    frame["right"] = frame["text"].map({"y": 1.0, "n": 0.0})
+    frame.loc[frame["model"] == "b", "seconds"] = None
+    for figure, said in ((figures.win_rates(frame, "right"), ["75%", "25%"]), (figures.agreement(frame), ["50%"] * 2)):
+        assert [text.get_text() for text in figure.axes[0].texts if text.get_text()] == said
+        figures.plt.close(figure)
+    figure = figures.latency(frame)
+    assert [text.get_text()[0] for text in figure.legends[0].get_texts()] == ["a", "c"]
+    figures.plt.close(figure)
+
+
+def test_a_heat_map_of_nothing_says_what_to_send() -> None:
+    from serve_app.lab import figures
+
+    for rows in ({}, {"a": completion()}):
+        with pytest.raises(ValueError, match="send logprobs=1"):
+            figures.heat_map(rows)

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy
@@ -52,13 +54,16 @@ def script(request: GenerationRequest, sample: int) -> list[str]:
 class Counting(httpx2.AsyncBaseTransport):
     """Counts what is asked at each path; refuses some of it, and one prompt always.
 
-    to_refuse:  completions from now on that are told to come again
+    to_refuse:  of the path `refused`, so many from now on are told to come again
+    num_absent: completions from now on that a proxy answers in place of the service, which begins or ends
     num_served: completions after which the key is good for nothing
     """
 
     app: httpx2.ASGITransport
     asked: Counter[str] = field(default_factory=Counter)
     to_refuse: int = 0
+    refused: str = COMPLETIONS
+    num_absent: int = 0
     num_served: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -68,7 +73,10 @@ class Counting(httpx2.AsyncBaseTransport):
         self.asked[path] += 1
         if path == COMPLETIONS and TOO_LONG.encode() in request.content:
             return httpx2.Response(400, json={"error": {"message": "It is beyond the context."}}, request=request)
-        if path == COMPLETIONS and self.to_refuse:
+        if path == COMPLETIONS and self.num_absent:
+            self.num_absent -= 1
+            return httpx2.Response(404, text="Path '/v1/completions' not found.", request=request)
+        if path == self.refused and self.to_refuse:
             self.to_refuse -= 1
             return httpx2.Response(429, json=REFUSED, headers={"retry-after-ms": "1"}, request=request)
         return await self.app.handle_async_request(request)
@@ -101,7 +109,7 @@ def town() -> Iterator[Town]:
 @pytest.fixture
 def client(town: Town) -> Client:
     town.counting.asked.clear()
-    town.counting.to_refuse, town.counting.num_served = 0, None
+    town.counting.to_refuse, town.counting.refused, town.counting.num_served = 0, COMPLETIONS, None
     return town.client
 
 
@@ -186,6 +194,15 @@ def test_what_is_refused_for_the_moment_comes_again_more_often_than_of_one_call(
     assert counting.asked[COMPLETIONS] == NUM_PATIENT_RETRIES + 1
 
 
+def test_a_grid_waits_for_a_service_whose_proxy_knows_no_router(client: Client, counting: Counting) -> None:
+    counting.num_absent = 2
+    assert client.grid("a", "tiny")["error"].isna().all()
+    assert counting.asked[COMPLETIONS] == 3
+    counting.num_absent = 1
+    with pytest.raises(ServiceError, match="No service can be reached"):
+        client.complete("a", "tiny")
+
+
 def test_a_cell_that_is_refused_has_the_error_and_is_asked_again_the_next_time(
     client: Client, counting: Counting, tmp_path: Path
 ) -> None:
@@ -248,6 +265,47 @@ def test_costs_are_those_of_the_ledger_and_at_most_what_was_told_before(tmp_path
     assert before["cost_at_most"].sum() >= frame["cost"].sum()
     background.run(one.kill())
     client.close()
+
+
+def test_numbers_and_columns_of_numpy_and_pandas_are_sent_as_pythons_own(client: Client) -> None:
+    prompts, seeds = pandas.Series(["a", "b c"]), numpy.arange(2)
+    frame = client.grid(prompts, numpy.array(MODELS), [{"seed": each, "max_tokens": numpy.int64(4)} for each in seeds])
+    own = client.grid(list(prompts), MODELS, [{"seed": each, "max_tokens": 4} for each in range(2)])
+    assert_frame_equal(told(frame), told(own))
+    banned = {numpy.int64(5): numpy.float32(-1.0)}
+    for given in (prompts, prompts.to_numpy()):
+        assert len(client.complete(given, "tiny", logit_bias=banned, stop_token_ids=numpy.array([7]))) == 2
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), 5, [5, 6]])
+def test_what_is_no_text_is_named_before_anything_is_computed(
+    client: Client, counting: Counting, wrong: object
+) -> None:
+    prompts: list[Any] = ["a", wrong]
+    for ask in (
+        partial(client.grid, prompts, MODELS),
+        partial(client.grid_cost, prompts, MODELS),
+        partial(client.score, prompts, [" b", " c"], "tiny"),
+        partial(client.evaluate, [{"prompt": each} for each in prompts], len, MODELS),
+    ):
+        with pytest.raises(ValueError, match=r'"prompts\[1\]" must be a text'):
+            ask()
+    with pytest.raises(ValueError, match=r'"texts\[0\]" must be a text that UTF-8 can hold'):
+        client.perplexity("\ud800", "tiny")
+    with pytest.raises(ValueError, match='"text" must be one text'):
+        client.hidden_states(prompts, "tiny")  # type: ignore[arg-type]
+    assert not counting.asked
+
+
+def test_a_prompt_that_is_refused_costs_its_own_row_alone_if_it_is_the_first_one_too(client: Client) -> None:
+    frame = client.grid(["", "a"], "tiny")
+    assert list(frame["error"].isna()) == [False, True]
+
+
+def test_a_question_that_changes_nothing_comes_again_when_the_service_says(client: Client, counting: Counting) -> None:
+    counting.to_refuse, counting.refused = NUM_PATIENT_RETRIES, "/v1/embeddings"
+    assert client.embed("a", "tiny").shape == (1, HIDDEN_SIZE)
+    assert counting.asked["/v1/embeddings"] == NUM_PATIENT_RETRIES + 1
 
 
 def test_a_cell_of_prompts_is_a_grid(client: Client) -> None:
