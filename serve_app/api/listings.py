@@ -114,6 +114,7 @@ class ModelEntry:
     version: digest of an adapter's files, which `base:adapter@version` pins; None of anything else
     default_sampling: sampling that the model's folder recommends, for dialects that take it from there
     engine: what computes it;  lacks: what this engine cannot do for a request
+    refuses: parameters that nobody may send, as its operator, or its engine, does not record what they ask for
     capabilities: what may be sent to it: chats, tools in them, images
     """
 
@@ -129,6 +130,7 @@ class ModelEntry:
     weights: Mapping[str, float] | None = None
     engine: EngineName = "own"
     lacks: tuple[str, ...] = ()
+    refuses: tuple[str, ...] = ()
     capabilities: tuple[Capability, ...] = ("completion",)
 
 
@@ -199,6 +201,7 @@ def _entry(card: ModelCard, name: str, *, root: str, parent: str | None) -> Mode
         default_sampling=dict(card.default_sampling),
         engine=card.engine,
         lacks=card.capabilities.lacks,
+        refuses=card.records.refuses,
         capabilities=_capabilities(card),
     )
 

@@ -152,6 +152,9 @@ class TokenizerCard:
     special_tokens: tuple[tuple[str, str], ...] = ()
 
 
+STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordCard:
     """Which results of a model's computation clients may get, as its operator configured it.
@@ -168,6 +171,12 @@ class RecordCard:
     hidden_size: int = 0
     embedding_sizes: tuple[int, ...] = ()
     head: HeadForm | None = None
+
+    @property
+    def refuses(self) -> tuple[str, ...]:
+        """Return the parameters whose recordings nobody gets."""
+        allowed = {STATES: self.returns_hidden_states, EXPERTS: self.returns_routed_experts}
+        return tuple(name for name, is_allowed in allowed.items() if not is_allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from serve_app.http.live import Live
 from serve_app.http.metrics import CountedRequests, Metrics
 from serve_app.http.middleware import Cors, FailuresAsJson, Filters, TrailingSlash
 from serve_app.http.model_routes import answer_nobody, explain_route, model_routes, service_routes
-from serve_app.http.pages import console_routes, docs_routes, front_route
+from serve_app.http.pages import console_routes, description_route, front_route
 from serve_app.http.resumed import ResumedStreams, capsule_route
 from serve_app.http.settings import HttpSettings
 from serve_app.http.styles import STYLES
@@ -119,7 +119,7 @@ def routes(
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits, door.identify),
         *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
-        *docs_routes(settings.limits, router.dialect, asks_for_keys=not door.is_open),
+        description_route(settings.limits, router.dialect, asks_for_keys=not door.is_open),
         *admin_routes(administer, max_body_bytes=settings.max_body_bytes, once=once, of_files=of_files),
         route(Path.METRICS, metrics.answer),
         route(Path.LIVE, live),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -13,7 +11,7 @@ from importlib.resources import files
 from types import MappingProxyType
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from serve_app.api.dialects import DIALECTS, Dialect
@@ -102,11 +100,11 @@ class StaticFile:
 
 
 def console_routes() -> list[Route]:
-    """Return the routes of the console's files, the same for every client."""
+    """Return the routes of the console's files, the same for every client. At `/docs` it begins with the API."""
 
     async def page(request: Request) -> Response:
         if request.scope["state"].get("had_slash"):  # what the page links to is relative
-            return RedirectResponse("../console", 308, headers={"content-type": "text/plain"})
+            return RedirectResponse(f"..{request.scope['path']}", 308, headers={"content-type": "text/plain"})
         return static_files()[PAGE].answer(request)
 
     async def file(request: Request) -> Response:
@@ -116,7 +114,7 @@ def console_routes() -> list[Route]:
             raise NotFound("There is no such file of the console.")
         return found.answer(request)
 
-    return [route(Path.CONSOLE, page), route(Path.CONSOLE_FILE, file)]
+    return [route(Path.CONSOLE, page), route(Path.DOCS, page), route(Path.CONSOLE_FILE, file)]
 
 
 @cache
@@ -134,29 +132,15 @@ def static_files() -> Mapping[str, StaticFile]:
 
 MAX_DOCUMENTS = 32
 """Documents of tenants with bounds of their own that are kept, a third of a megabyte each."""
-INLINE = {
-    "script-src": re.compile(r"<script>(.*?)</script>", re.DOTALL),
-    "style-src": re.compile(r"<style>(.*?)</style>", re.DOTALL),
-}
 
 
-def docs_routes(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = False) -> list[Route]:
-    """Return the routes of the document and its page. The document is made when it is first asked for."""
-    page = files("serve_app.http").joinpath("pages/docs.html").read_text(encoding="utf-8")
-    headers = {
-        "content-security-policy": content_security_policy(page),
-        "referrer-policy": "no-referrer",
-        "x-content-type-options": "nosniff",
-        "x-frame-options": "DENY",
-    }
+def description_route(limits: WireLimits, dialect: Dialect, *, asks_for_keys: bool = False) -> Route:
+    """Return the route of `/openapi.json`. The document is made when it is first asked for."""
 
     async def openapi(request: Request) -> Response:
         return Response(described(limits, dialect.name, asks_for_keys=asks_for_keys), media_type="application/json")
 
-    async def docs(request: Request) -> Response:
-        return HTMLResponse(page, headers=headers)
-
-    return [route(Path.DESCRIPTION, openapi), route(Path.DOCS, docs)]
+    return route(Path.DESCRIPTION, openapi)
 
 
 @lru_cache(maxsize=MAX_DOCUMENTS)
@@ -164,14 +148,3 @@ def described(limits: WireLimits, dialect: str, *, asks_for_keys: bool) -> bytes
     """Return the document as it is sent; all tenants with the same bounds share one."""
     document = openapi_document(limits, DIALECTS[dialect], asks_for_keys=asks_for_keys)
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def content_security_policy(page: str) -> str:
-    """Return the policy that allows the page's own script and style, by digest, and requests to its own server."""
-    rules = ["default-src 'none'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'"]
-    rules += [f"{name} {' '.join(map(_digest, pattern.findall(page)))}" for name, pattern in INLINE.items()]
-    return "; ".join(rules)
-
-
-def _digest(source: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

@@ -13,7 +13,7 @@ from serve_app.api.embeddings import EmbeddingRequest
 from serve_app.api.error_text import shown
 from serve_app.api.scoring import ClassifyRequest, ScoreRequest
 from serve_app.catalog.resolve import Wanted, write_mix
-from serve_app.core.cards import ModelCard, RecordingKind
+from serve_app.core.cards import EXPERTS, STATES, ModelCard, RecordingKind
 from serve_app.core.errors import AdapterNotFound, InvalidRequest, UnsupportedParameter
 from serve_app.core.names import ModelRef
 from serve_app.core.prompt import Image, Prompt
@@ -373,9 +373,6 @@ def _biased_ids(request: CompletionRequest, vocab_size: int) -> tuple[tuple[int,
     return tuple(pairs)
 
 
-STATES, EXPERTS = "return_hidden_states", "return_routed_experts"
-
-
 def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams | None:
     """Return what to record; None for nothing. Raises UnsupportedParameter for what the operator does not allow."""
     if isinstance(request, EmbeddingRequest) and "embeddings" not in card.capabilities.recordings:
@@ -390,9 +387,9 @@ def record_wanted(request: CompletionRequest, card: ModelCard) -> RecordParams |
     states, experts = request.return_hidden_states, request.return_routed_experts
     if not states and not experts:
         return None
-    if states and not card.records.returns_hidden_states:
+    if states and STATES in card.records.refuses:
         raise _not_allowed(STATES, states, card, "hidden_states")
-    if experts and not card.records.returns_routed_experts:
+    if experts and EXPERTS in card.records.refuses:
         raise _not_allowed(EXPERTS, experts, card, "routed_experts")
     if not states:
         return RecordParams(experts=True, name=EXPERTS)

@@ -214,6 +214,7 @@ def test_models_are_listed_with_their_usable_adapters_and_aliases():
         "weights": None,
         "engine": "own",
         "lacks": (),
+        "refuses": ("return_hidden_states", "return_routed_experts"),
         "capabilities": ("completion",),
     }
     assert listed[2]["version"] == "v1"

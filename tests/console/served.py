@@ -92,13 +92,14 @@ async def engine() -> AsyncIterator[ASGIApp]:
         yield stack.app
 
 
-def reciting(backend: FakeBackend) -> Building:
-    """The application over a backend in memory."""
+def reciting(*backends: FakeBackend, given: Fleet | None = None) -> Building:
+    """The application over backends in memory. given: a fleet that a test changes later"""
 
     @asynccontextmanager
     async def built() -> AsyncIterator[ASGIApp]:
-        fleet = Fleet("router-0")
-        fleet.put(backend.card, backend)
+        fleet = given or Fleet("router-0")
+        for backend in backends:
+            fleet.put(backend.card, backend)
         yield build_app(Router(fleet))
         await fleet.close()
 

@@ -80,7 +80,8 @@ def test_an_administrator_adds_a_tenant_and_a_key_that_is_shown_once_and_can_be_
     page.get_by_role("link", name="Access").click()
     page.locator("#tenant-name").fill("a b")
     page.get_by_role("button", name="Add a tenant").click()
-    expect(page.locator("#access-problem")).to_contain_text("name must")
+    expect(page.locator("#add-tenant").get_by_role("alert")).to_contain_text("name must")
+    expect(page.get_by_role("button", name="Add a tenant")).to_be_focused()
     page.locator("#tenant-name").fill("acme")
     page.locator("#tenant-models").fill("tiny, tiny:*")
     page.get_by_role("button", name="Add a tenant").click()
@@ -95,6 +96,10 @@ def test_an_administrator_adds_a_tenant_and_a_key_that_is_shown_once_and_can_be_
     page.get_by_role("button", name="Edit acme").click()
     page.get_by_label("weight", exact=True).fill("3")
     page.get_by_label("tokens per minute", exact=True).fill("1000")
+    page.get_by_label("max n", exact=True).fill("2")
+    page.get_by_label("max n", exact=True).fill("-2")
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page.locator("#edit-tenant").get_by_role("alert")).to_be_in_viewport()
     page.get_by_label("max n", exact=True).fill("2")
     page.get_by_role("button", name="Save", exact=True).click()
     expect(page.locator("#tenants")).to_contain_text("tokens per minute 1,000")
@@ -137,6 +142,33 @@ def test_usage_is_drawn_by_day_and_divided_by_model_or_tenant(guarded: Served, h
     expect(page.locator("#usage-caption")).to_have_text("3 requests in 30 days, at most 2 in one")
     page.get_by_label("in the last").select_option("90 days")
     expect(page.locator("#usage-caption")).to_have_text("4 requests in 90 days, at most 2 in one")
+
+
+def test_a_key_is_made_once_however_often_its_button_is_pressed(
+    guarded: Served, house: House, new_page: NewPage
+) -> None:
+    house.key("acme")
+    page = new_page(guarded.url)
+    sign_in(page, house.admin)
+    page.get_by_role("link", name="Access").click()
+    page.locator("#key-tenant").select_option("acme")
+    page.get_by_role("button", name="Make a key").dblclick()
+    expect(page.locator("#new-key")).to_be_visible()
+    expect(page.get_by_role("row", name="acme infer")).to_have_count(2)
+    expect(page.get_by_role("button", name="Make a key")).to_be_focused()
+
+
+def test_who_has_a_key_reads_the_description_of_what_it_may_send(
+    guarded: Served, house: House, new_page: NewPage
+) -> None:
+    page = new_page(guarded.url)
+    sign_in(page, house.key("acme", max_n=3)["authorization"].removeprefix("Bearer "))
+    page.get_by_role("link", name="API", exact=True).click()
+    page.get_by_role("link", name="CompletionRequest", exact=True).click()
+    part = page.locator("details", has=page.locator("summary", has_text="CompletionRequest"))
+    row = part.get_by_role("row").filter(has=page.get_by_role("rowheader", name="best_of", exact=True))
+    expect(row).to_contain_text("1 to 3")
+    assert page.evaluate("document.activeElement.textContent") == "CompletionRequest"
 
 
 def listing(served: Served, key: str) -> httpx.Response:

@@ -57,7 +57,7 @@ def test_an_adapter_is_published_replaced_rolled_back_and_withdrawn(
     page.get_by_label("Published as").fill("tiny:law")
     page.get_by_label("Folder").fill(adapter_at(tmp_path, "law-2", b"v2"))
     page.get_by_role("button", name="Publish").click()
-    expect(page.locator("#adapters-problem")).to_contain_text("has already been loaded")
+    expect(page.locator("#publish")).to_contain_text("has already been loaded")
     page.get_by_label("Replace what is served").check()
     page.get_by_role("button", name="Publish").click()
     expect(law.locator("td code").nth(1)).to_have_text(first)

@@ -78,9 +78,19 @@ def test_a_file_is_sent_followed_and_its_answers_are_saved(served: Served, nodes
     assert [each["custom_id"] for each in found] == ["own-0", "own-1", "own-2"]
 
 
+def test_progress_goes_on_after_a_look_that_was_refused(served: Served, nodes: list[Node], page: Page) -> None:
+    batch = send(page, "words.jsonl", requests(3))
+    page.route("**/v1/batches?*", lambda route: route.fulfill(status=503, body="{}"))
+    expect(page.locator("#batches-problem")).to_contain_text("503")
+    page.unroute("**/v1/batches?*")
+    served.run(nodes[0].until(batch["id"]))
+    expect(page.get_by_role("row", name="words.jsonl")).to_contain_text("completed")
+    expect(page.locator("#batches-problem")).to_be_empty()
+
+
 def test_one_is_cancelled_and_a_wrong_file_is_told_of(served: Served, nodes: list[Node], page: Page) -> None:
     page.get_by_role("button", name="Send", exact=True).click()
-    expect(page.locator("#batches-problem")).to_contain_text("Choose a file first")
+    expect(page.locator("#send-batch")).to_contain_text("Choose a file first")
     batch = send(page, "chats.jsonl", [{"custom_id": "a", "method": "GET", "url": "/v1/chat/completions", "body": {}}])
     assert batch["endpoint"] == "/v1/chat/completions"
     send(page, "words.jsonl", requests(3))

@@ -14,7 +14,7 @@ from serve_app.http.app import build_app
 from serve_app.router.fleet import Fleet
 from serve_app.router.router import Router
 from tests.console.conftest import NewPage
-from tests.console.served import Served
+from tests.console.served import Served, reciting
 from tests.fakes import FakeBackend
 
 pytestmark = pytest.mark.slow
@@ -138,6 +138,18 @@ def test_markup_that_a_model_writes_is_text(tiny: Served, backend: FakeBackend, 
     assert page.title() == "Playground · serve_app"
 
 
+def test_a_text_that_is_still_written_is_shown_as_markdown_as_it_grows(
+    tiny: Served, backend: FakeBackend, new_page: NewPage
+) -> None:
+    page = new_page(tiny.url)
+    begin(page, tiny, backend, num_words=4)
+    expect(page.locator(".answer .text")).to_contain_text("word")
+    page.get_by_role("button", name="Show what tiny wrote as Markdown").click()
+    for _ in range(3):
+        tiny.call(backend.step)
+    expect(page.locator(".answer > .rendered")).to_contain_text("word word word word")
+
+
 def test_no_script_can_make_markup_of_a_text(tiny: Served, browser: Browser) -> None:
     """The policy holds whatever the scripts are like."""
     context = browser.new_context()
@@ -214,6 +226,21 @@ def test_while_models_load_it_says_so_and_fills_by_itself(backend: FakeBackend, 
     served.call(lambda: fleet.put(backend.card, backend))
     expect(page.get_by_role("heading", name="tiny")).to_be_visible()
     expect(page.locator("#state")).to_have_text("Connected")
+    served.close()
+
+
+def test_a_refusal_stays_while_the_page_looks_for_a_model_that_loads(backend: FakeBackend, new_page: NewPage) -> None:
+    fleet = Fleet("router-0")
+    fleet.expect(["tiny", "coming"])
+    served = Served(reciting(backend, given=fleet))
+    page = new_page(served.url)
+    expect(page.locator("#state")).to_have_text("Loading coming")
+    page.get_by_label("temperature", exact=True).fill("9")
+    page.get_by_role("button", name="Complete").click()
+    for _ in range(2):
+        with page.expect_response("**/v1/models"):
+            expect(page.locator("#problem")).to_contain_text("param: temperature")
+    expect(page.locator(".marked[data-parameter=temperature]")).to_have_count(1)
     served.close()
 
 

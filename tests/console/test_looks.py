@@ -58,7 +58,7 @@ def test_every_section_is_for_everybody(demo: Served, new_page: NewPage, screen:
     page.get_by_role("button", name="Add a function").click()
     page.get_by_text("Earlier requests").click()
     check(page, "chat")
-    for name, sign in (("Models", "#model-list table"), ("Live", "#replicas table")):
+    for name, sign in (("Models", "#model-list table"), ("Live", "#replicas table"), ("API", "#of-routes a >> nth=0")):
         page.get_by_role("link", name=name, exact=True).click()
         expect(page.locator(sign)).to_be_visible()
         check(page, name)
@@ -103,11 +103,15 @@ def test_the_description_has_an_index_in_which_words_are_found(demo: Served, new
     page.goto(f"{demo.url}/docs")
     link = page.get_by_role("link", name="POST /v1/completions", exact=True)
     expect(link).to_be_visible()
-    page.get_by_label("Find").fill("dynatemp_range")
-    expect(page.locator("#found")).to_have_text(f"{page.locator('nav a:visible').count()} found")
+    page.get_by_label("Find a path").fill("dynatemp_range")
+    expect(page.locator("#parts-found")).to_have_text(f"{page.locator('.index a:visible').count()} found")
     expect(link).to_be_hidden()
     page.get_by_role("link", name="NativeRequest").click()
-    expect(page.locator("#nativerequest td", has_text="dynatemp_range").first).to_be_visible()
+    expect(page.locator("details[open] th", has_text="dynatemp_range").first).to_be_visible()
+    page.get_by_role("link", name="Playground", exact=True).click()
+    expect(page.locator("#chips input")).to_have_count(4)
+    page.goto(f"{demo.url}/docs/")
+    assert page.url == f"{demo.url}/docs"
 
 
 def test_colours_follow_the_system_and_change_with_it(demo: Served, new_page: NewPage) -> None:

@@ -217,7 +217,10 @@ def test_enter_sends_a_chat_and_markdown_is_shown_as_elements(
     expect(page.locator("#summary")).not_to_be_empty()
     source = (
         "# Head\n\n- one **bold**\n- `two`\n  1. inner\n\n```py\na < b\n```\nend *soft* ~~old~~ <i>x</i>\n\n"
-        "| a | b |\n|---|---|\n| 1 | <b>2</b> |\n\n---\n> said\n\n[a](javascript:alert(1)) ![b](x)" + "\n" + ">" * 9999
+        "| a | b |\n|---|---|\n| 1 | <b>2</b> |\n| x \\| y | 4 |\n\n---\n> said\n\n[a](javascript:alert(1)) ![b](x)\n\n"
+        "1. outer\n\n   - within\n\n   ~~~\n   fenced\n   ~~~\n\n2. next\ngoes on ***both***, `c *d*`\n\n- other"
+        + "\n"
+        + ">" * 9999
     )
     show = "async (text) => document.body.append(...(await import('./console/markdown.js')).markdown(text))"
     page.evaluate(show, source)
@@ -225,6 +228,9 @@ def test_enter_sends_a_chat_and_markdown_is_shown_as_elements(
     for kind, text in {
         "> h4": "Head", "> ul strong": "bold", "> ul code": "two", "> ul li ol li": "inner", "> pre code": "a < b",
         "> p em": "soft", "> p del": "old", "> div td:last-child": "<b>2</b>", "> hr": "", "> blockquote > p": "said",
+        "> div tr:last-child td:first-child": "x | y", "> ol:nth-of-type(1) li:first-child ul li": "within",
+        "> ol li pre code": "fenced", "> p strong em": "both", "> p em + code, > p strong + code": "c *d*",
+        "> ul:last-of-type > li": "other",
     }.items():  # fmt: skip
         expect(shown.locator(f":scope {kind}").first).to_have_text(text)
     assert shown.locator("i, td b, > p a, > p img").count() == 0

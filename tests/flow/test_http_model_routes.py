@@ -9,7 +9,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from serve_app.core.cards import TokenizerCard
+from serve_app.core.cards import RecordCard, TokenizerCard
 from serve_app.core.prompt import ImageCard
 from serve_app.http.app import build_app
 from serve_app.http.settings import HttpSettings
@@ -186,6 +186,21 @@ async def test_a_listed_model_tells_what_may_be_sent_to_it(change, capabilities)
     assert {each["id"]: each["capabilities"] for each in listed} == dict.fromkeys(
         ("tiny", "tiny:sql", "fast"), capabilities
     )
+    await fleet.close()
+
+
+@pytest.mark.parametrize("allowed", [(), ("return_hidden_states",), ("return_hidden_states", "return_routed_experts")])
+async def test_a_listed_model_refuses_the_parameters_that_it_says_and_no_others(allowed):
+    records = RecordCard(**{name.replace("return_", "returns_"): True for name in allowed})
+    backend = FakeBackend(replica_card("r0", replace(model_card("tiny"), records=records)))
+    fleet = Fleet("router-0")
+    fleet.put(backend.card, backend)
+    transport = httpx.ASGITransport(build_app(Router(fleet)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        [listed] = (await client.get("/v1/models")).json()["data"]
+        for name in ("return_hidden_states", "return_routed_experts"):
+            answer = await client.post("/v1/explain", json={"model": "tiny", "prompt": "a", name: True})
+            assert (answer.status_code == 400) == (name in listed["refuses"]) == (name not in allowed), answer.text
     await fleet.close()
 
 

@@ -1,11 +1,9 @@
 // Tenants and keys, for administrators; for any other key its own usage alone.
 
-import { byId, copy, count, empty, make, removal, table } from "./dom.js";
-import { show } from "./problems.js";
+import { button, byId, copier, count, empty, make, on, removal, table, when } from "./dom.js";
+import { attempt } from "./problems.js";
 import { Refused, ask } from "./service.js";
 import { Usage } from "./usage.js";
-
-const day = (seconds) => (seconds ? new Date(seconds * 1000).toLocaleString() : "–");
 
 export class Access {
   /** document: what says which scopes there are */
@@ -14,19 +12,22 @@ export class Access {
     byId("key-scopes").replaceChildren(
       ...scopes.map((scope) => make("label", {}, make("input", { type: "checkbox", value: scope, checked: scope === "infer" }), scope)),
     );
-    this.usage = new Usage((act) => this.attempt(act));
+    this.usage = new Usage();
     this.change = document.components.schemas.TenantChange.properties;
-    byId("edit-tenant").addEventListener("submit", (event) => this.submit(event, () => this.saveTenant()));
-    byId("edit-cancel").addEventListener("click", () => (byId("edit-tenant").hidden = true));
-    byId("add-tenant").addEventListener("submit", (event) => this.submit(event, () => this.addTenant()));
-    byId("add-key").addEventListener("submit", (event) => this.submit(event, () => this.addKey()));
+    on("edit-tenant", "submit", () => this.attempt(() => this.saveTenant()));
+    on("edit-cancel", "click", () => (byId("edit-tenant").hidden = true));
+    on("add-tenant", "submit", () => this.attempt(() => this.addTenant()));
+    on("add-key", "submit", () => this.attempt(() => this.addKey()));
   }
 
-  async refresh() {
-    byId("access-problem").replaceChildren();
+  refresh() {
+    return this.attempt(() => this.look());
+  }
+
+  async look() {
     const isAdmin = await this.showAll();
     for (const section of document.querySelectorAll("[data-needs=admin]")) section.hidden = !isAdmin;
-    await this.attempt(() => this.usage.refresh(isAdmin));
+    await this.usage.refresh(isAdmin);
   }
 
   /** Whether the key may see tenants and keys, which are shown then. */
@@ -51,12 +52,12 @@ export class Access {
       ["limits", (each) => limitsOf(each)],
       ["", (each) => make("span", {}, this.editing(each), removal(`Remove ${each.name}`, "Remove", "It loses all its keys", () => this.remove(pathOf(each.name))))],
     ];
-    byId("tenants").replaceChildren(tenants.length ? table("Tenants", columns, tenants) : empty("There is no tenant yet. Add the first one below."));
+    byId("tenants").replaceChildren(tenants.length ? table("All tenants", columns, tenants) : empty("There is no tenant yet. Add the first one below."));
     byId("key-tenant").replaceChildren(...tenants.map((each) => make("option", { value: each.name }, each.name)));
   }
 
   editing(tenant) {
-    return make("button", { type: "button", class: "small", "aria-label": `Edit ${tenant.name}`, click: () => this.edit(tenant) }, "Edit");
+    return button("Edit", () => this.edit(tenant), `Edit ${tenant.name}`);
   }
 
   /** Opens the form with what the tenant has: its weight, class, models and limits, those of one request first. */
@@ -67,7 +68,7 @@ export class Access {
     byId("edit-fields").replaceChildren(
       field("weight", make("input", { type: "number", step: "any", value: tenant.weight, min: this.change.weight.minimum, max: this.change.weight.maximum })),
       field("priority", make("select", {}, ...this.change.priority.enum.map((value) => make("option", { value, selected: value === tenant.priority }, value)))),
-      field("models", make("input", { value: tenant.models.join(", "), autocomplete: "off" })),
+      field("models", make("input", { value: tenant.models.join(", ") })),
       ...Object.entries(limits).map(([name, value]) => field(name, make("input", { type: "number", step: "any", min: 0, value: value ?? "", placeholder: "no limit" }))),
     );
     byId("edit-tenant").hidden = false;
@@ -81,7 +82,7 @@ export class Access {
     const body = { weight: Number(weight), priority, models: namesIn(models), max_n, max_tokens, limits };
     await ask(pathOf(this.edited), { method: "PATCH", body });
     byId("edit-tenant").hidden = true;
-    await this.refresh();
+    await this.look();
   }
 
   showKeys(keys) {
@@ -89,31 +90,30 @@ export class Access {
       ["id", (each) => make("code", {}, each.id)],
       ["tenant", (each) => each.tenant],
       ["for", (each) => each.scopes.join(", ")],
-      ["made", (each) => day(each.created_at)],
-      ["until", (each) => day(each.expires_at)],
+      ["made", (each) => when(each.created_at)],
+      ["until", (each) => when(each.expires_at)],
       ["state", (each) => make("span", { class: each.is_valid ? "tag good" : "tag" }, each.is_valid ? "good" : each.revoked_at ? "revoked" : "expired")],
       ["", (each) => (each.is_valid ? this.keyActions(each) : "")],
     ];
     const sorted = [...keys].sort((one, two) => Number(two.is_valid) - Number(one.is_valid) || two.created_at - one.created_at);
-    byId("keys").replaceChildren(sorted.length ? table("Keys", columns, sorted) : empty("There is no key yet."));
+    byId("keys").replaceChildren(sorted.length ? table("All keys", columns, sorted) : empty("There is no key yet."));
   }
 
   keyActions(key) {
     const path = `admin/keys/${encodeURIComponent(key.id)}`;
-    const rotate = make("button", { type: "button", class: "small", "aria-label": `Rotate ${key.id}` }, "Rotate");
-    rotate.addEventListener("click", () => this.attempt(async () => this.reveal(await ask(`${path}/rotate`, { method: "POST", body: {} }), "The old key stays good for a day.")));
+    const rotate = button("Rotate", () => this.attempt(async () => this.reveal(await ask(`${path}/rotate`, { method: "POST", body: {} }), "The old key stays good for a day.")), `Rotate ${key.id}`);
     return make("span", {}, rotate, removal(`Revoke ${key.id}`, "Revoke", "It is good for nothing then", () => this.remove(path)));
   }
 
   remove(path) {
-    return this.attempt(async () => (await ask(path, { method: "DELETE" }), await this.refresh()));
+    return this.attempt(async () => (await ask(path, { method: "DELETE" }), await this.look()));
   }
 
   async addTenant() {
     const models = namesIn(byId("tenant-models").value);
     await ask("admin/tenants", { method: "POST", body: { name: byId("tenant-name").value.trim(), models } });
     byId("tenant-name").value = "";
-    await this.refresh();
+    await this.look();
   }
 
   async addKey() {
@@ -125,26 +125,14 @@ export class Access {
 
   /** Shows a key this once. */
   async reveal(made, besides) {
-    const copying = make("button", { type: "button", class: "small" }, "Copy");
-    copying.addEventListener("click", () => copy(made.key, copying));
-    byId("new-key").replaceChildren(make("strong", {}, `A key of ${made.tenant}, shown this once. ${besides}`), make("code", { class: "secret" }, made.key), copying);
+    byId("new-key").replaceChildren(make("strong", {}, `A key of ${made.tenant}, shown this once. ${besides}`), make("code", { class: "secret" }, made.key), copier("Copy the key", () => made.key));
     byId("new-key").hidden = false;
-    await this.refresh();
+    await this.look();
     byId("new-key").scrollIntoView({ block: "nearest" });
   }
 
-  submit(event, act) {
-    event.preventDefault();
-    return this.attempt(act);
-  }
-
-  async attempt(act) {
-    try {
-      await act();
-    } catch (error) {
-      show("access-problem", error);
-      byId("access-problem").scrollIntoView({ block: "nearest" });
-    }
+  attempt(act) {
+    return attempt("access-problem", act);
   }
 }
 

@@ -1,7 +1,7 @@
 // Publishes adapters: what each name means, the version before, and a form for another; for keys that may.
 
-import { byId, empty, make, removal, table } from "./dom.js";
-import { show } from "./problems.js";
+import { byId, empty, make, on, removal, table, when } from "./dom.js";
+import { attempt } from "./problems.js";
 import { Refused, ask } from "./service.js";
 
 const ROUTE = "admin/adapters";
@@ -12,14 +12,10 @@ const tag = (text) => make("span", { class: "tag" }, text);
 export class Adapters {
   constructor(changed) {
     this.changed = changed;
-    byId("publish").addEventListener("submit", (event) => {
-      event.preventDefault();
-      void this.attempt(() => this.publish());
-    });
+    on("publish", "submit", () => this.attempt(() => this.publish()));
   }
 
   async refresh() {
-    byId("adapters-problem").replaceChildren();
     try {
       const listed = await ask(ROUTE);
       byId("adapter-list").replaceChildren(listed.data.length ? this.table(listed.data) : empty("No adapter is served. Publish the first one below."));
@@ -36,7 +32,7 @@ export class Adapters {
       ["version", (each) => make("span", {}, each.reason ? tag(`unusable: ${each.reason}`) : short(each.version), each.refused ? tag(`its folder is refused: ${each.refused}`) : null)],
       ["canary", (each) => (each.canary ? this.canary(each.canary) : "–")],
       ["before", (each) => (each.previous ? short(each.previous.version) : "–")],
-      ["published", (each) => (each.published_at ? `${new Date(each.published_at * 1000).toLocaleString()} by ${each.by}` : "in its folder")],
+      ["published", (each) => (each.published_at ? `${when(each.published_at)} by ${each.by}` : "in its folder")],
       ["replicas", (each) => `${each.replicas} of ${each.ready_replicas}`, true],
       ["", (each) => make("span", {}, each.previous || each.canary ? this.action(each, "Roll back", "The version before answers", () => this.rollBack(each)) : null, this.action(each, "Withdraw", "Nobody can use it", () => this.withdraw(each)))],
     ];
@@ -71,16 +67,7 @@ export class Adapters {
     return ask(`${ROUTE}?lora_name=${encodeURIComponent(entry.id)}`, { method: "DELETE" });
   }
 
-  async attempt(act) {
-    const controls = byId("adapters").querySelectorAll("button");
-    for (const each of controls) each.disabled = true;
-    try {
-      await act();
-      await this.changed();
-    } catch (error) {
-      show("adapters-problem", error);
-    } finally {
-      for (const each of controls) each.disabled = false;
-    }
+  attempt(act) {
+    return attempt("adapters-problem", async () => (await act(), await this.changed()));
   }
 }

@@ -1,6 +1,6 @@
 // One card per answer: its text as it comes, its tokens where they were asked for, how it ended.
 
-import { byId, copy, make, seconds } from "./dom.js";
+import { byId, copier, make, on, seconds } from "./dom.js";
 import { picture } from "./images.js";
 import { markdown } from "./markdown.js";
 import { asCall, textOf } from "./memory.js";
@@ -30,13 +30,12 @@ export class Answer {
     this.stats = make("span", {});
     this.tokens = new Tokens(name);
     const title = make("h3", {}, name);
-    const copying = make("button", { type: "button", class: "small", "aria-label": `Copy what ${name} wrote` }, "Copy");
-    copying.addEventListener("click", () => copy(this.said, copying));
-    this.rendering = make("button", { type: "button", class: "small", "aria-pressed": "false", "aria-label": `Show what ${name} wrote as Markdown` }, "Markdown");
-    this.rendering.addEventListener("click", () => this.render());
+    const copying = copier(`Copy what ${name} wrote`, () => this.said);
+    this.rendering = make("button", { class: "small", "aria-pressed": "false", "aria-label": `Show what ${name} wrote as Markdown`, click: () => this.render() }, "Markdown");
     this.called = make("div", { class: "calls" });
+    this.before = turns.map(shown);
     this.footer = make("footer", {}, this.stats, make("span", { class: "buttons" }, this.rendering, copying));
-    this.element = make("article", { class: "panel answer", "aria-label": `Answer of ${name}` }, make("header", {}, title, this.tag), ...turns.map(shown), this.written, this.rendered, this.called, this.footer);
+    this.element = make("article", { class: "panel answer", "aria-label": `Answer of ${name}` }, make("header", {}, title, this.tag), ...this.before, this.written, this.rendered, this.called, this.footer);
   }
 
   /** The text, and each call in a line behind it. */
@@ -44,10 +43,11 @@ export class Answer {
     return [this.words.data, ...this.calls.map(asCall)].filter(Boolean).join("\n");
   }
 
-  /** Shows the text as Markdown, or as it is again. */
+  /** Shows the texts of the model as Markdown, or as they are again. */
   render(isOn = this.rendered.hidden) {
     this.rendered.replaceChildren(...(isOn ? markdown(this.words.data) : []));
     this.rendered.hidden = !isOn;
+    this.turns.forEach((turn, at) => turn.role === "assistant" && this.before[at].lastChild.replaceChildren(...(isOn ? markdown(textOf(turn)) : [textOf(turn)])));
     this.written.hidden = isOn;
     this.rendering.setAttribute("aria-pressed", String(isOn));
   }
@@ -99,10 +99,7 @@ export class Answer {
     const fields = this.calls.map((call) => make("label", {}, `What ${call.function.name} gave`, make("textarea", { rows: 2, spellcheck: "false" })));
     const send = make("button", { type: "submit", class: "small" }, "Send results");
     const form = make("form", {}, ...fields, send);
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.reply(this.calls.map(({ id }, at) => ({ role: "tool", tool_call_id: id, content: fields[at].querySelector("textarea").value })));
-    });
+    on(form, "submit", () => this.reply(this.calls.map(({ id }, at) => ({ role: "tool", tool_call_id: id, content: fields[at].querySelector("textarea").value }))));
     this.called.append(form);
   }
 
@@ -111,6 +108,7 @@ export class Answer {
     this.firstAt ??= this.lastAt;
     if (!this.isOver) this.tag.textContent = "writing";
     this.words.appendData(text);
+    if (!this.rendered.hidden) this.drawing ??= requestAnimationFrame(() => ((this.drawing = null), this.rendered.hidden || this.render(true)));
   }
 
   addToken(token) {
@@ -174,5 +172,5 @@ export class Answer {
 /** A turn of a chat as it was sent. */
 function shown(turn) {
   const images = Array.isArray(turn.content) ? turn.content.filter((part) => part.image_url) : [];
-  return make("div", { class: "turn" }, make("b", {}, turn.role), textOf(turn), ...images.map((part, at) => picture(part.image_url.url, `Image ${at + 1}`)));
+  return make("div", { class: "turn" }, make("b", {}, turn.role), ...images.map((part, at) => picture(part.image_url.url, `Image ${at + 1}`)), make("div", { class: "rendered" }, textOf(turn)));
 }

@@ -1,7 +1,7 @@
 // Batches of the key's tenant: a file of requests is sent, its progress is followed, its answers are saved.
 
-import { byId, count, empty, make, removal, save, table } from "./dom.js";
-import { show } from "./problems.js";
+import { button, byId, count, empty, make, on, removal, save, table, when } from "./dom.js";
+import { attempt, show } from "./problems.js";
 import { ask, download } from "./service.js";
 
 const EVERY_MS = 2000;
@@ -17,10 +17,7 @@ export class Batches {
   constructor(document) {
     this.endpoints = document.components.schemas.NewBatch.properties.endpoint.enum;
     this.listed = "";
-    byId("send-batch").addEventListener("submit", (event) => {
-      event.preventDefault();
-      void this.attempt(() => this.send());
-    });
+    on("send-batch", "submit", () => this.attempt(() => this.send()));
   }
 
   refresh() {
@@ -30,19 +27,35 @@ export class Batches {
   /** Lists the batches, and looks again while one has not ended and the person is here. */
   async look() {
     clearTimeout(this.timer);
+    let isOver = false;
+    try {
+      isOver = await this.fetch();
+    } finally {
+      if (!isOver) this.timer = setTimeout(() => byId("batches").hidden || this.follow(), EVERY_MS);
+    }
+  }
+
+  /** Looks again; why it could not is told until it can. */
+  async follow() {
+    const before = this.fault;
+    this.fault = await this.look().catch((error) => error);
+    if (before || this.fault) show("batches-problem", this.fault);
+  }
+
+  /** Whether all of them have ended. */
+  async fetch() {
     const { data, has_more: hasMore } = await ask(`v1/batches?limit=${MOST_LISTED}`);
     const listed = JSON.stringify(data.map((each) => [each.id, each.status]));
     if (listed === this.listed) data.forEach((each) => byId(`progress-${each.id}`).replaceChildren(...progress(each))); // buttons stay
     else this.list(data, hasMore);
     this.listed = listed;
-    const isOver = data.every((each) => ENDED.has(each.status));
-    if (!isOver) this.timer = setTimeout(() => byId("batches").hidden || this.look().catch((error) => show("batches-problem", error)), EVERY_MS);
+    return data.every((each) => ENDED.has(each.status));
   }
 
   list(data, hasMore) {
     const columns = [
       ["file", (each) => nameOf(each)],
-      ["sent", (each) => new Date(each.created_at * 1000).toLocaleString()],
+      ["sent", (each) => when(each.created_at)],
       ["state", (each) => make("span", { class: "wrap" }, make("span", { class: `tag ${KINDS[each.status] ?? ""}` }, each.status.replaceAll("_", " ")), faults(each))],
       ["requests", (each) => make("div", { id: `progress-${each.id}` }, ...progress(each))],
       ["", (each) => this.actions(each)],
@@ -54,7 +67,7 @@ export class Batches {
   actions(batch) {
     const files = [["Answers", batch.output_file_id], ["Failures", batch.error_file_id]].filter(([, id]) => id);
     const saving = files.map(([word, id]) =>
-      make("button", { type: "button", class: "small", "aria-label": `Save ${word.toLowerCase()} of ${nameOf(batch)}`, click: () => this.attempt(() => this.save(word, id, batch)) }, word),
+      button(word, () => this.attempt(() => this.save(word, id, batch)), `Save ${word.toLowerCase()} of ${nameOf(batch)}`),
     );
     const cancel = () => this.attempt(async () => (await ask(`v1/batches/${batch.id}/cancel`, { method: "POST" }), await this.look()));
     const mayCancel = !ENDED.has(batch.status) && batch.status !== "cancelling";
@@ -80,17 +93,8 @@ export class Batches {
     await this.look();
   }
 
-  async attempt(act) {
-    show("batches-problem", null);
-    const button = byId("send-batch").querySelector("button");
-    button.disabled = true;
-    try {
-      await act();
-    } catch (error) {
-      show("batches-problem", error);
-    } finally {
-      button.disabled = false;
-    }
+  attempt(act) {
+    return attempt("batches-problem", act);
   }
 }
 

@@ -5,6 +5,7 @@ export const byId = (id) => document.getElementById(id);
 /** An element with attributes (`class`, `data-…`, properties as booleans), handlers (functions) and children. */
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
+  if (tag === "button") element.type = "button";
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (typeof value === "function") element.addEventListener(name, value);
@@ -22,7 +23,7 @@ export function shape(tag, attributes = {}) {
 
 /** A table in a box that scrolls sideways by itself; a column is [title, cell of a row, is a number]. */
 export function table(caption, columns, rows) {
-  const head = make("tr", {}, ...columns.map(([title, , number]) => make("th", { scope: "col", class: number && "number" }, title)));
+  const head = make("tr", {}, ...columns.map(([title, , number]) => make("th", { scope: "col", class: number && "number" }, title || make("span", { class: "unseen" }, "actions"))));
   const body = rows.map((row) =>
     make("tr", {}, ...columns.map(([title, cell, number], at) => {
       const content = cell(row);
@@ -34,6 +35,11 @@ export function table(caption, columns, rows) {
 }
 
 export const empty = (text) => make("p", { class: "empty" }, text);
+
+const DATES = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "short" });
+
+/** A moment of the Unix clock; a dash where there is none. */
+export const when = (seconds) => (seconds ? DATES.format(seconds * 1000) : "–");
 
 export function count(number) {
   return Number(number).toLocaleString("en", { maximumFractionDigits: 0 });
@@ -52,7 +58,7 @@ export function bytes(number) {
 
 /** A button that asks once more before it does anything. consequence: what the person is told then */
 export function removal(label, word, consequence, act) {
-  const button = make("button", { type: "button", class: "small bad", "aria-label": label }, word);
+  const button = make("button", { class: "small bad", "aria-label": label }, word);
   const say = (sure) => {
     button.dataset.sure = sure;
     button.textContent = sure ? `${consequence}: press again` : word;
@@ -70,8 +76,18 @@ export function save(name, content, type = "text/plain") {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** Copies a text, and says so on the button for a moment. */
-export async function copy(text, button) {
+/** Hears what happens to an element; a form that is submitted does not leave the page. */
+export function on(id, kind, act) {
+  (id.nodeType ? id : byId(id)).addEventListener(kind, (event) => (kind === "submit" && event.preventDefault(), void act(event)));
+}
+
+/** A small button. label: what it is called where its word is not enough */
+export const button = (word, act, label) => make("button", { class: "small", "aria-label": label, click: act }, word);
+
+/** A button that copies a text, and says so for a moment. label: what it copies;  text: gives it */
+export const copier = (label, text) => button("Copy", (event) => copy(text(), event.target), label);
+
+async function copy(text, button) {
   const before = button.textContent;
   try {
     await navigator.clipboard.writeText(text);

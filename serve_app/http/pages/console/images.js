@@ -54,7 +54,7 @@ export class Images {
           this.show();
           byId("images").focus();
         };
-        return make("li", {}, picture(each.url, each.name), make("button", { type: "button", class: "remove", "aria-label": `Remove ${each.name}`, click: remove }, "×"));
+        return make("li", {}, picture(each.url, each.name), make("button", { class: "remove", "aria-label": `Remove ${each.name}`, click: remove }, "×"));
       }),
     );
   }

@@ -40,7 +40,7 @@ export class Live {
   see(now) {
     show("live-problem", null);
     byId("live-body").hidden = false;
-    byId("live-lead").textContent = `Replicas and queues as ${now.router} knows them, once a second.`;
+    byId("live-router").textContent = now.router;
     const perReplica = ratesBetween(this.last, now);
     const rate = [...perReplica.values()].reduce((sum, each) => sum + each, 0);
     if (this.last) this.samples = [...this.samples, rate].slice(-MAX_SAMPLES);

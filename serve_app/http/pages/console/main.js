@@ -2,8 +2,9 @@
 
 import { Access } from "./access.js";
 import { Adapters } from "./adapters.js";
+import { Api } from "./api.js";
 import { Batches } from "./batches.js";
-import { byId } from "./dom.js";
+import { byId, on } from "./dom.js";
 import { Live } from "./live.js";
 import { memory } from "./memory.js";
 import { showModels } from "./models.js";
@@ -11,11 +12,11 @@ import { Playground } from "./playground.js";
 import { show } from "./problems.js";
 import { Lost, Refused, ask, session, signals, watch } from "./service.js";
 
-const TITLES = { playground: "Playground", models: "Models", live: "Live", batches: "Batches", access: "Access" };
-const OPEN = new Set(["playground", "models", "live"]);
-const SECTIONS = [...Object.keys(TITLES), "sign-in"];
+const LINKS = [...byId("sections").children];
+const FIRST = location.pathname.includes("/docs") ? "api" : "playground";
 const live = new Live();
 let playground = null;
+let api = null;
 /** Sections of a service that asks for keys. */
 let guarded = {};
 const adapters = new Adapters(() => showAll());
@@ -26,13 +27,13 @@ async function enter() {
     const document = await ask("openapi.json");
     const asksForKeys = document.security !== undefined;
     playground ??= new Playground(document);
+    api ??= new Api(document);
     if (asksForKeys && !guarded.access) guarded = { access: new Access(document), batches: new Batches(document) };
     if (!asksForKeys) guarded = {};
     byId("version").textContent = `Version ${document.info.version}`;
     byId("sections").hidden = false;
     byId("sign-out").hidden = !session.key;
-    byId("docs").hidden = asksForKeys;
-    for (const each of byId("sections").querySelectorAll("[data-needs=keys]")) each.hidden = !asksForKeys;
+    for (const link of LINKS) link.hidden = link.dataset.needs === "keys" && !asksForKeys;
     await look();
   } catch (error) {
     if (error instanceof Refused && error.status === 401) return;
@@ -43,9 +44,8 @@ async function enter() {
 /** Shows the section that the address names; of a service that came back nothing is chosen anew. */
 async function look({ again = false } = {}) {
   const [wanted, query] = location.hash.slice(1).split("?");
-  const name = wanted in guarded || OPEN.has(wanted) ? wanted : "playground";
+  const name = LINKS.some((link) => link.hash === `#${wanted}` && !link.hidden) ? wanted : FIRST;
   reveal(name);
-  document.title = `${TITLES[name]} · serve_app`;
   if (name === "live") void live.start();
   else live.stop();
   try {
@@ -54,6 +54,7 @@ async function look({ again = false } = {}) {
       if (refused?.status === 403 && guarded.access && !wanted) location.replace("#access"); // a key that is for something else
     }
     if (name === "models") await showAll();
+    if (name === "api") api.open(new URLSearchParams(query).get("part"));
     await guarded[name]?.refresh();
   } catch (error) {
     if (!(error instanceof Lost || error instanceof Refused)) throw error;
@@ -66,11 +67,9 @@ async function showAll() {
 }
 
 function reveal(name) {
-  for (const section of SECTIONS) byId(section).hidden = section !== name;
-  for (const link of byId("sections").querySelectorAll("a")) {
-    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
+  for (const section of byId("main").children) section.hidden = section.id !== name;
+  for (const link of LINKS) link.ariaCurrent = link.hash === `#${name}` ? "page" : null;
+  document.title = `${LINKS.find((link) => link.ariaCurrent)?.textContent ?? "Sign in"} · serve_app`;
 }
 
 function askForKey(refused) {
@@ -87,8 +86,7 @@ function askForKey(refused) {
   byId("key").focus();
 }
 
-async function signIn(event) {
-  event.preventDefault();
+async function signIn() {
   const key = byId("key").value.trim();
   byId("key").value = "";
   if (!/^[\x21-\x7e]+$/.test(key)) return show("sign-in-problem", new Error("A key has no blanks, and letters of the English alphabet alone."));
@@ -108,7 +106,6 @@ function heard({ state, models, before }) {
   byId("state").textContent = words[state];
   byId("state-dot").className = `dot ${state}`;
   byId("lost").hidden = state !== "lost";
-  byId("lost").textContent = state === "lost" ? `The service at ${location.host} does not answer. This page tries again every second and goes on by itself.` : "";
   const isBack = before === "lost" || before === "doubted";
   if (state === "lost" || (!isBack && before !== "loading")) return;
   if (playground && byId("sign-in").hidden) void look({ again: true });
@@ -118,7 +115,7 @@ function heard({ state, models, before }) {
 signals.addEventListener("unknown", (event) => askForKey(event.detail));
 signals.addEventListener("state", (event) => heard(event.detail));
 addEventListener("hashchange", () => playground && byId("sign-in").hidden && look());
-byId("sign-in-form").addEventListener("submit", signIn);
-byId("sign-out").addEventListener("click", signOut);
+on("sign-in-form", "submit", signIn);
+on("sign-out", "click", signOut);
 void watch();
 void enter();

@@ -2,7 +2,7 @@
 
 import { make } from "./dom.js";
 
-const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|__(.+?)__|~~(.+?)~~|\*([^\s*](?:.*?[^\s*])?)\*/gs;
+const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*(?!\*)|__(.+?)__|~~(.+?)~~|\*([^\s*](?:.*?[^\s*])?)\*/gs;
 const FENCE = /^ {0,3}(```+|~~~+)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const QUOTE = /^ {0,3}>\s?/;
@@ -10,6 +10,7 @@ const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 const ITEM = /^( *)([-*+]|(\d{1,9})[.)])\s+(.*)$/;
 const ROW = /^ *\|/;
 const UNDER_HEAD = /^\|?( *:?-+:? *\|)* *:?-+:? *\|?$/;
+const CELL_END = /(?<!\\)\|/;
 const DEEPEST = 8;
 /** Of quotes and lists within each other; what is deeper is shown as text. */
 
@@ -45,24 +46,31 @@ function block(lines, depth) {
 
 const isParagraph = (line) => line.trim() && ![FENCE, HEADING, RULE, QUOTE, ITEM, ROW].some((begins) => begins.test(line));
 
-/** Items that begin where the first does; what stands further in belongs to the item before it. */
+/** Items that begin where the first does; what stands further in, also behind a blank line, belongs to the item before it. */
 function list(first, lines, depth) {
   const [, { length: indent }, , number] = ITEM.exec(first);
   const depthOf = (line) => line.search(/\S/);
-  const belongs = (line) => (ITEM.test(line) ? depthOf(line) >= indent : line.trim() && depthOf(line) > indent);
-  const items = [];
-  for (const line of [first, ...taken(lines, belongs)]) {
+  const isNext = (item) => item && item[1].length <= indent + 1;
+  const belongs = (line) => {
     const item = ITEM.exec(line);
-    if (item && item[1].length <= indent + 1) items.push([item[4]]);
+    return isNext(item) ? depthOf(line) >= indent && !item[3] === !number : depthOf(line) > indent;
+  };
+  const items = [];
+  for (const line of [first, ...taken(lines, (each, at) => belongs(each.trim() ? each : (lines[at + 1] ?? "")))]) {
+    const item = ITEM.exec(line);
+    if (isNext(item)) items.push([item[4]]);
     else items.at(-1).push(line);
   }
-  const made = items.map(([head, ...within]) => make("li", {}, ...inline(head), ...markdown(unindented(within), depth + 1)));
+  const made = items.map(([head, ...within]) => {
+    const [begin, ...rest] = markdown([head, ...unindented(within)].join("\n"), depth + 1);
+    return make("li", {}, ...(begin?.tagName === "P" ? begin.childNodes : [begin]), ...rest);
+  });
   return number ? make("ol", { start: number }, ...made) : make("ul", {}, ...made);
 }
 
 function unindented(lines) {
-  const least = Math.min(...lines.map((line) => line.search(/\S/)));
-  return lines.map((line) => line.slice(least)).join("\n");
+  const least = lines.reduce((least, line) => (line.trim() ? Math.min(least, line.search(/\S/)) : least), Infinity);
+  return lines.map((line) => line.slice(least));
 }
 
 function table(head, lines) {
@@ -72,11 +80,11 @@ function table(head, lines) {
   return make("div", { class: "scroller", tabindex: 0 }, make("table", {}, make("thead", {}, row(cellsOf(head), "th")), make("tbody", {}, ...rows.map((cells) => row(cells, "td")))));
 }
 
-const cellsOf = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+const cellsOf = (line) => line.trim().replace(/^\||\|$/g, "").split(CELL_END).map((cell) => cell.trim().replaceAll("\\|", "|"));
 
 /** Takes lines off the front while they belong. */
 function taken(lines, belongs) {
-  const end = lines.findIndex((line) => !belongs(line));
+  const end = lines.findIndex((line, at) => !belongs(line, at));
   return lines.splice(0, end < 0 ? lines.length : end);
 }
 

@@ -6,7 +6,7 @@ const DRAFT = "serve_app.draft";
 const PAST = "serve_app.past";
 const WHERE = "serve_app.past.where";
 const REFUSAL = "serve_app.refusal";
-const MOST = 100;
+const MOST = 1000;
 
 /** Requests under a key are for those who have it: their name is a digest of it, of 32 bits, by FNV-1a. */
 function nameOfPast() {
@@ -43,7 +43,7 @@ export const memory = {
     return read(place(), nameOfPast()) ?? [];
   },
   set past(past) {
-    for (let number = MOST; number; number >>= 1) {
+    for (let number = Math.max(1, Math.min(MOST, past.length)); number; number = Math.floor(number * 0.9)) {
       try {
         return place().setItem(nameOfPast(), JSON.stringify(past.slice(0, number), withoutImages));
       } catch {
@@ -85,3 +85,9 @@ export function textOf({ content, tool_calls: calls = [] }) {
 }
 
 export const asCall = (call) => `${call.function.name}(${call.function.arguments})`;
+
+/** What a model said, as a turn of a chat. */
+export const replyOf = (content, calls) => ({ role: "assistant", content, ...(calls.length ? { tool_calls: calls } : {}) });
+
+/** What an answer of a chat goes on from: the model, and its turns without the system's. */
+export const threadOf = ({ name, text, turns = [], calls = [] }) => [name.split(" #")[0], [...turns.filter(({ role }) => role !== "system"), replyOf(text, calls)]];

@@ -10,7 +10,7 @@ export async function showModels() {
     const bases = entries.filter((entry) => !entry.parent);
     const cards = bases.map((base) => cardOf(base, entries));
     const others = entries.filter((entry) => entry.parent && !bases.some((base) => base.id === entry.parent && isAdapterOf(base, entry)));
-    const rest = others.length ? [section("Other names", others, "stands for")] : [];
+    const rest = others.length ? [make("section", { class: "panel model" }, make("header", {}, make("h2", {}, "Other names")), list("Other names", others, "stands for"))] : [];
     byId("model-list").replaceChildren(...(cards.length + rest.length ? [...cards, ...rest] : [empty("No model is ready yet. They appear here as soon as a replica has loaded one.")]));
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
@@ -20,20 +20,20 @@ export async function showModels() {
 
 const isAdapterOf = (base, entry) => entry.id.startsWith(`${base.id}:`);
 const tryIt = (...names) => `#playground?${names.map((name) => `model=${encodeURIComponent(name)}`).join("&")}`;
+const trying = ({ id }) => make("a", { href: tryIt(id) }, "Try it", make("span", { class: "unseen" }, ` with ${id}`));
 
 function cardOf(base, entries) {
   const adapters = entries.filter((entry) => entry.parent === base.id && isAdapterOf(base, entry));
-  const takes = (capability, words) => `${base.capabilities.includes(capability) ? "takes" : "takes no"} ${words}`;
-  const facts = [`${count(base.max_model_len)} tokens of context`, takes("chat", "chats"), takes("tools", "tools"), takes("vision", "images")];
+  const facts = [`${count(base.max_model_len)} tokens of context`, base.capabilities.join(", ") || "writes no text"];
   if (base.engine !== "own") facts.push(`computed by ${base.engine}`, `lacks ${base.lacks.join(", ")}`);
   const header = make(
     "header", {},
     make("h2", {}, base.id),
     make("span", { class: "muted" }, facts.join(" · ")),
-    make("a", { href: tryIt(base.id) }, "Try it", make("span", { class: "unseen" }, ` with ${base.id}`)),
+    base.capabilities.length ? trying(base) : null,
     adapters.length > 1 ? make("a", { href: tryIt(...adapters.map((entry) => entry.id)) }, "Compare its adapters") : null,
   );
-  const body = adapters.length ? list(`Adapters of ${base.id}`, adapters, "files") : empty("It has no adapters. A PEFT folder beside the others becomes one when a replica starts.");
+  const body = adapters.length ? list(`Adapters of ${base.id}`, adapters, "files") : empty("It has no adapters.");
   return make("article", { class: "panel model", "aria-label": base.id }, header, body);
 }
 
@@ -42,17 +42,13 @@ function sharesOf(weights) {
   return Object.entries(weights).map(([name, weight]) => `${name} ${+((100 * weight) / whole).toFixed(1)}%`).join(" · ");
 }
 
-function section(title, entries, what) {
-  return make("section", { class: "panel model" }, make("header", {}, make("h2", {}, title)), list(title, entries, what));
-}
-
 function list(caption, entries, what) {
   return table(
     caption,
     [
       ["name", (entry) => make("code", {}, entry.id)],
       [what, (entry) => make("span", { class: "muted" }, entry.weights ? sharesOf(entry.weights) : entry.root)],
-      ["", (entry) => make("a", { href: tryIt(entry.id) }, "Try it", make("span", { class: "unseen" }, ` with ${entry.id}`))],
+      ["", (entry) => trying(entry)],
     ],
     entries,
   );

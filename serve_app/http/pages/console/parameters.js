@@ -13,6 +13,7 @@ export class Parameters {
     this.kinds = kinds;
     this.kind = "completion";
     this.shown = new Map();
+    this.refusing = () => [];
     this.grid = byId("parameters");
     this.more = byId("more");
     this.more.addEventListener("change", () => this.pick());
@@ -50,9 +51,15 @@ export class Parameters {
     this.offer();
   }
 
-  use(kind) {
+  /** refusing: the chosen models that refuse a parameter */
+  use(kind, refusing) {
     this.kind = kind;
-    for (const [name, control] of this.shown) control.closest(".field").hidden = !this.known.has(name);
+    this.refusing = refusing;
+    for (const [name, control] of this.shown) {
+      const field = control.closest(".field");
+      field.hidden = !this.known.has(name);
+      field.querySelector(".range").textContent = this.told(name);
+    }
     this.offer();
   }
 
@@ -63,7 +70,7 @@ export class Parameters {
     control.value = BEGINNING[name] ?? "";
     const heading = make("div", { class: "heading" }, make("label", { for: control.id }, name));
     if (isRemovable) heading.append(this.removal(name));
-    const range = make("p", { class: "range", "aria-hidden": "true" }, rangeText(each));
+    const range = make("p", { class: "range" }, this.told(name));
     const about = make("span", { class: "unseen", id: `${control.id}-about` }, `${each.about} Must be ${each.words}.`);
     const isWide = each.kind === "texts" || each.kind === "json" || each.kind === "text";
     this.grid.append(make("div", { class: isWide ? "field wide" : "field", "data-parameter": name }, heading, control, range, about));
@@ -73,7 +80,7 @@ export class Parameters {
 
   control(each) {
     const id = `parameter-${each.name}`;
-    const shared = { id, "aria-describedby": `${id}-about`, autocomplete: "off" };
+    const shared = { id, "aria-describedby": `${id}-about` };
     const usual = each.default === null || each.default === undefined ? "not set" : `default ${JSON.stringify(each.default)}`;
     if (each.kind === "boolean" || each.kind === "choice") {
       const values = each.kind === "boolean" ? ["true", "false"] : each.form.enum;
@@ -82,7 +89,7 @@ export class Parameters {
     }
     if (each.kind === "texts" || each.kind === "json") {
       const hint = each.kind === "json" ? `JSON, ${usual}` : "one per line; \\n is a line break";
-      return make("textarea", { ...shared, rows: each.kind === "json" ? 3 : 1, spellcheck: "false", placeholder: hint });
+      return make("textarea", { ...shared, rows: each.kind === "json" ? 3 : 1, placeholder: hint });
     }
     if (each.kind === "text") return make("input", { ...shared, placeholder: usual });
     const step = each.kind === "integer" ? 1 : "any";
@@ -97,13 +104,26 @@ export class Parameters {
       this.offer();
       this.more.focus();
     };
-    return make("button", { type: "button", class: "remove", "aria-label": `Remove ${name}`, click: remove }, "×");
+    return make("button", { class: "remove", "aria-label": `Remove ${name}`, click: remove }, "×");
   }
 
   offer() {
     const names = [...this.known.keys()].filter((name) => !this.shown.has(name) && !ELSEWHERE.has(name));
-    const options = names.map((name) => make("option", { value: name }, name));
+    const options = names.map((name) => {
+      const refused = this.refused(name);
+      return make("option", { value: name, disabled: refused !== "" }, refused ? `${name}, ${refused}` : name);
+    });
     this.more.replaceChildren(make("option", { value: "" }, `one of ${names.length} more`), ...options);
+  }
+
+  refused(name) {
+    const by = this.refusing(name);
+    return by.length ? `refused by ${by.join(", ")}` : "";
+  }
+
+  told(name) {
+    const each = this.known.get(name);
+    return this.refused(name) || each?.range || { boolean: "true or false", choice: "one of a list", json: "JSON" }[each?.kind] || "";
   }
 
   pick() {
@@ -118,8 +138,4 @@ export class Parameters {
     const each = name && this.known.get(name);
     if (each) byId("about").replaceChildren(make("code", {}, name), ` ${each.about}${each.words ? ` Must be ${each.words}.` : ""}`);
   }
-}
-
-function rangeText(each) {
-  return each.range || { boolean: "true or false", choice: "one of a list", json: "JSON" }[each.kind] || "";
 }

@@ -1,20 +1,29 @@
 // Earlier requests: a list that brings one back, and that can be saved, kept in the browser or forgotten.
 
-import { byId, make, save } from "./dom.js";
-import { memory, textOf } from "./memory.js";
+import { button, byId, make, on, removal, save, when } from "./dom.js";
+import { memory, replyOf, textOf } from "./memory.js";
 
 export class Past {
   /** again: takes the request that is pressed */
   constructor(again) {
     this.again = again;
-    byId("export").addEventListener("click", () => save("serve_app-requests.json", JSON.stringify(memory.past, null, 1), "application/json"));
-    byId("export-markdown").addEventListener("click", () => save("serve_app-requests.md", asMarkdown(memory.past), "text/markdown"));
-    byId("forget").addEventListener("click", () => this.keep([]));
-    byId("stays").addEventListener("change", () => (memory.stays = byId("stays").checked));
+    byId("past-actions").append(
+      button("Save as JSON", () => save("serve_app-requests.json", JSON.stringify(memory.past, null, 1), "application/json")),
+      button("Save as Markdown", () => save("serve_app-requests.md", asMarkdown(memory.past), "text/markdown")),
+      removal("Forget earlier requests", "Forget them", "All of them are lost", () => this.keep([])),
+    );
+    on("stays", "change", () => (memory.stays = byId("stays").checked));
+    on("past", "toggle", () => this.show());
+    on("find-past", "input", () => this.show());
   }
 
+  /** Adds one; a chat takes the place of what it goes on from, but for models that are asked no more. */
   add(request) {
-    this.keep([request, ...memory.past]);
+    const { kind, chat } = request.draft;
+    const goesOn = ({ draft }) => kind === "chat" && draft.kind === kind && draft.chat === chat;
+    const { past } = memory;
+    const others = past.find(goesOn)?.answers.filter(({ name }) => request.answers.every((each) => each.name !== name)) ?? [];
+    this.keep([{ ...request, answers: [...request.answers, ...others] }, ...past.filter((each) => !goesOn(each))]);
   }
 
   keep(past) {
@@ -26,17 +35,23 @@ export class Past {
     const { past } = memory;
     byId("past").hidden = !past.length;
     byId("stays").checked = memory.stays;
-    byId("past-list").replaceChildren(...past.map((each) => this.entry(each)));
+    if (!byId("past").open) return;
+    const wanted = byId("find-past").value.trim().toLowerCase();
+    const found = past.filter((each) => textsOf(each).some((text) => text.toLowerCase().includes(wanted)));
+    byId("past-found").textContent = wanted ? `${found.length} of ${past.length}` : `${past.length}`;
+    byId("past-list").replaceChildren(...found.map((each) => this.entry(each)));
   }
 
   entry(request) {
-    const { at, draft, answers } = request;
-    const asked = draft.kind === "chat" ? textOf(answers[0].turns.findLast(({ role }) => role === "user")) : draft.prompt;
-    const when = new Date(at).toLocaleString(undefined, { dateStyle: "short", timeStyle: "short" });
-    const button = make("button", { type: "button", click: () => this.again(request) }, make("b", {}, answers.map(({ name }) => name).join(", ")), ` ${asked}`);
-    return make("li", {}, make("time", { class: "muted" }, when), button);
+    const names = request.answers.map(({ name }) => name).join(", ");
+    const again = make("button", { click: () => this.again(request) }, make("b", {}, names), ` ${askedIn(request)}`);
+    return make("li", {}, make("time", { class: "muted" }, when(request.at / 1000)), again);
   }
 }
+
+const askedIn = ({ draft, answers }) => (draft.kind === "chat" ? textOf(answers[0].turns.find(({ role }) => role === "user")) : draft.prompt);
+
+const textsOf = (request) => [askedIn(request), ...request.answers.flatMap(({ name, text, turns = [] }) => [name, text, ...turns.map(textOf)])];
 
 /** Earlier requests as a document: what was set, what was asked, what each model wrote. */
 function asMarkdown(past) {
@@ -44,7 +59,7 @@ function asMarkdown(past) {
     `# ${new Date(at).toISOString()}`,
     ...draft.parameters.filter(([, text]) => text).map(([name, text]) => `* ${name}: ${JSON.stringify(text)}`),
     ...(draft.kind === "chat" ? [] : ["", "**prompt**", fenced(draft.prompt)]),
-    ...answers.flatMap(({ name, text, end, turns = [] }) => ["", `## ${name}`, ...turns.flatMap((turn) => ["", `**${turn.role}**`, fenced(textOf(turn))]), "", `**answer** (${end})`, fenced(text)]),
+    ...answers.flatMap(({ name, text, end, turns = [], calls = [] }) => ["", `## ${name}`, ...turns.flatMap((turn) => ["", `**${turn.role}**`, fenced(textOf(turn))]), "", `**answer** (${end})`, fenced(textOf(replyOf(text, calls)))]),
   ];
   return `${past.flatMap((each) => [...of(each), ""]).join("\n")}`;
 }

@@ -2,9 +2,9 @@
 
 import { Answer } from "./answers.js";
 import { Chosen } from "./chosen.js";
-import { byId, count, empty, make, seconds } from "./dom.js";
+import { byId, count, empty, make, on, seconds } from "./dom.js";
 import { Images } from "./images.js";
-import { memory, textOf } from "./memory.js";
+import { memory, replyOf, textOf, threadOf } from "./memory.js";
 import { Parameters } from "./parameters.js";
 import { Past } from "./past.js";
 import { mark, problem, show, unmark } from "./problems.js";
@@ -18,8 +18,8 @@ import { Tools } from "./tools.js";
 const form = byId("composer");
 const NARROW = "(max-width: 860px)";
 const FIRST = {
-  completion: "A prompt is there already: press Complete. Tick several models to see them answer side by side.",
-  chat: "Write a message and press Send. Tick several models to see them answer side by side.",
+  completion: "A prompt is there already: press Complete.",
+  chat: "Write a message and press Send.",
 };
 const GOES_ON = "The chat goes on where it was. Start over begins a new one.";
 const NO_MODEL = "Tick a model above, or write its address, such as base:adapter or a mix base:one*0.6+two*0.4.";
@@ -38,25 +38,27 @@ export class Playground {
     this.tools = new Tools();
     this.past = new Past((request) => this.again(request));
     this.code = new Code(() => this.requests());
+    this.wanted = []; // models that are to be ticked once they are served
     this.threads = new Map();
+    this.chat = Date.now(); // names what the threads have in common
     this.stopping = null;
-    form.addEventListener("submit", (event) => (event.preventDefault(), this.run()));
-    form.addEventListener("input", (event) => this.changed(event.target));
-    form.addEventListener("keydown", (event) => this.pressed(event));
+    on(form, "submit", () => this.run());
+    on(form, "input", (event) => this.changed(event.target));
+    on(form, "keydown", (event) => this.pressed(event));
     byId("settings").open = !matchMedia(NARROW).matches;
-    byId("anew").addEventListener("click", () => this.startOver());
-    byId("stop").addEventListener("click", () => this.stopping?.abort());
-    form.ownerDocument.addEventListener("keydown", (event) => event.key === "Escape" && this.stopping?.abort());
+    on("anew", "click", () => this.startOver());
+    on("stop", "click", () => this.stopping?.abort());
+    on(form.ownerDocument, "keydown", (event) => event.key === "Escape" && this.stopping?.abort());
     this.first = empty(FIRST.completion);
     byId("answers").replaceChildren(this.first);
-    this.wanted = memory.draft ? this.restore(memory.draft) : [];
+    if (memory.draft) this.wanted = this.restore(memory.draft);
   }
 
   /** Everything that was written into the form. */
   draft() {
     const texts = Object.fromEntries(TEXTS.map((id) => [id, byId(id).value]));
     const ticks = Object.fromEntries(TICKS.map((id) => [id, byId(id).checked]));
-    return { ...texts, ...ticks, kind: this.kind, models: this.chosen.names, parameters: this.parameters.texts(), tools: this.tools.texts(), threads: [...this.threads] };
+    return { ...texts, ...ticks, kind: this.kind, models: [...this.wanted, ...this.chosen.names], parameters: this.parameters.texts(), tools: this.tools.texts(), threads: [...this.threads], chat: this.chat };
   }
 
   /** Writes a draft into the form; the models that were ticked then. */
@@ -68,25 +70,31 @@ export class Playground {
     this.parameters.restore(draft.parameters);
     this.tools.restore(draft.tools);
     this.threads = new Map(draft.threads);
+    this.chat = draft.chat ?? Date.now();
     return draft.models;
   }
 
-  /** Puts an earlier request back into the form, with what was answered then. */
+  /** Puts an earlier request back into the form, with what was answered then; a chat goes on from there. */
   again({ draft, answers }) {
     this.stopping?.abort();
-    this.wanted = this.restore({ ...draft, threads: [...this.threads] });
-    const cards = answers.map(({ name, text, end, turns = [] }) => {
-      const card = new Answer(name, { turns, prompt: draft.kind === "chat" ? "" : draft.prompt });
+    const isChat = draft.kind === "chat";
+    const before = isChat ? { message: "", threads: answers.map(threadOf).reverse() } : { threads: [...this.threads], chat: this.chat };
+    const models = this.restore({ ...draft, ...before });
+    const cards = answers.map(({ name, text, end, turns = [], calls = [] }) => {
+      const reply = (results) => this.goOn(name.split(" #")[0], results, card);
+      const card = new Answer(name, { turns, prompt: isChat ? "" : draft.prompt, reply });
       card.begin(text);
+      calls.forEach((call, index) => card.call({ index, ...call }));
       card.end(end, "");
+      if (calls.length) card.askForResults();
       return card.element;
     });
     byId("answers").replaceChildren(...cards);
     byId("legend").replaceChildren();
     show("problem", null);
-    byId("summary").textContent = "An earlier request";
-    void this.refresh().then(() => this.keep());
-    byId("run").focus();
+    byId("summary").textContent = isChat ? "An earlier chat, which goes on from here" : "An earlier request";
+    void this.refresh(models).then(() => this.keep());
+    byId(isChat ? "message" : "run").focus();
   }
 
   keep() {
@@ -96,7 +104,7 @@ export class Playground {
   /** Adds what was asked and answered to the earlier requests. */
   remind(draft, cards) {
     if (!byId("sign-in").hidden) return; // signed out meanwhile
-    const answers = cards.filter((card) => card.firstAt).map((card) => ({ name: card.name, text: card.said, end: card.tag.textContent, turns: card.turns }));
+    const answers = cards.filter((card) => card.firstAt).map((card) => ({ name: card.name, text: card.words.data, calls: card.calls, end: card.tag.textContent, turns: card.turns }));
     this.keep();
     if (answers.length) this.past.add({ at: Date.now(), draft: { ...draft, threads: [] }, answers });
   }
@@ -105,21 +113,22 @@ export class Playground {
     return form.elements.kind.value;
   }
 
-  /** Looks what is served, and ticks these, else what was ticked before, else the first. The refusal, if it is refused. */
+  /** Looks what is served, and ticks these, else what was ticked or wanted before, else the first. The refusal, if it is refused. */
   async refresh(wanted = []) {
     try {
       const listed = await this.chosen.served();
-      const before = new Set(wanted.length ? wanted : this.wanted.length ? this.wanted : this.chosen.names);
-      if (listed.length) this.wanted = [];
+      const before = new Set(wanted.length ? wanted : [...this.wanted, ...this.chosen.names]);
+      before.delete(byId("address").value.trim());
       const ticked = listed.filter((name) => before.has(name));
-      this.chosen.offer(listed, new Set(ticked.length || byId("address").value ? ticked : listed.slice(0, 1)));
+      this.wanted = [...before].filter((name) => !ticked.includes(name));
+      this.chosen.offer(listed, new Set(before.size || byId("address").value ? ticked : listed.slice(0, 1)));
       this.showKind();
       this.past.show();
-      show("problem", null);
+      if (this.fault) show("problem", (this.fault = null)); // what a request was refused for stays
     } catch (error) {
       if (!(error instanceof Refused)) throw error;
       this.chosen.offer([], new Set(), "This key may not see which models there are.");
-      show("problem", error);
+      show("problem", (this.fault = error));
       return error;
     }
     this.code.write();
@@ -132,21 +141,23 @@ export class Playground {
   }
 
   changed(target) {
-    if (target.name === "kind" || target.closest("[data-parameter=model]")) this.showKind();
+    const isModel = target.closest("[data-parameter=model]");
+    if (isModel) this.wanted = [];
+    if (isModel || target.name === "kind") unmark(form), this.showKind();
     this.code.write();
     this.keep();
   }
 
-  /** Shows the fields of this kind of request that one of the chosen models can take. */
+  /** Shows the fields of this kind of request that one of the chosen models can take, and what they cannot do. */
   showKind() {
     for (const field of form.querySelectorAll("[data-kind]")) {
       const { kind, takes } = field.dataset;
       field.hidden = kind !== this.kind || (takes !== undefined && !this.chosen.can(takes));
     }
-    this.parameters.use(this.kind);
+    this.chosen.tell(this.kind, this.wanted);
+    this.parameters.use(this.kind, (name) => this.chosen.refusing(name));
     byId("run").textContent = RUNS[this.kind];
     this.first.textContent = this.kind === "chat" && this.threads.size ? GOES_ON : FIRST[this.kind];
-    unmark(form);
   }
 
   /** Bodies and the names of the models that each is for: a chat has a thread with each model. */
@@ -249,8 +260,7 @@ export class Playground {
   }
 
   remember(name, said, card) {
-    const calls = card.calls.length ? { tool_calls: card.calls } : {};
-    this.threads.set(name, [...(this.threads.get(name) ?? []), ...said, { role: "assistant", content: card.words.data, ...calls }]);
+    this.threads.set(name, [...(this.threads.get(name) ?? []), ...said, replyOf(card.words.data, card.calls)]);
     if (said[0].role !== "user" || byId("message").value !== textOf(said[0])) return;
     byId("message").value = "";
     this.images.clear();
@@ -267,14 +277,14 @@ export class Playground {
   startOver() {
     this.stopping?.abort();
     this.threads.clear();
+    this.chat = Date.now();
     this.keep();
     byId("answers").replaceChildren(empty("Every model begins a new chat."));
     byId("message").focus();
   }
 
   isRunning(isOn) {
-    const [run, stop] = [byId("run"), byId("stop")];
-    const [from, to] = isOn ? [run, stop] : [stop, run];
+    const [from, to] = (isOn ? ["run", "stop"] : ["stop", "run"]).map(byId);
     const hadFocus = document.activeElement === from;
     to.disabled = false;
     if (hadFocus) to.focus();

@@ -21,6 +21,25 @@ export function show(id, error) {
   byId(id).replaceChildren(...(error ? [problem(error)] : []));
 }
 
+/** Carries out what may be refused, and shows why it was: in the form that was sent, else in a place of its own. No button of that section is pressed twice. */
+export async function attempt(id, act) {
+  const focused = document.activeElement;
+  const place = focused.closest("form") ?? byId(id);
+  const buttons = byId(id).closest("section").querySelectorAll("button:enabled");
+  for (const each of [byId(id), place]) each.querySelector(".problem")?.remove();
+  for (const each of buttons) each.disabled = true;
+  try {
+    await act();
+  } catch (error) {
+    const box = problem(error);
+    box.role = place.role ? null : "alert";
+    place.append(box);
+    box.scrollIntoView({ block: "nearest" });
+  }
+  for (const each of buttons) each.disabled = false;
+  if ([document.body, byId("main")].includes(document.activeElement)) (focused.isConnected ? focused : byId("main")).focus({ preventScroll: true });
+}
+
 /** Marks the field of the parameter at fault within a form, and takes the person there. */
 export function mark(form, error) {
   const name = /^[A-Za-z_]+/.exec(error.param ?? "")?.[0];
@@ -36,6 +55,7 @@ export function mark(form, error) {
   control.dataset.described = control.getAttribute("aria-describedby") ?? "";
   control.setAttribute("aria-describedby", `${control.dataset.described} ${id}`.trim());
   control.focus();
+  field.scrollIntoView({ block: "nearest" });
 }
 
 export function unmark(form) {

@@ -33,7 +33,8 @@ function kindOf(forms) {
   return isText && forms.length === 1 ? "text" : "json";
 }
 
-function rangeOf(form) {
+/** The bounds of a number in words; none where they are wide. */
+export function rangeOf(form) {
   const low = form.minimum ?? form.exclusiveMinimum;
   const above = form.exclusiveMinimum !== undefined ? "above " : "";
   if (isWide(low) && isWide(form.maximum)) return "";

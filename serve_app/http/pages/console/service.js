@@ -1,6 +1,6 @@
 // Speaks with the service that the page came from: keys, errors, events, and whether it is there at all.
 
-const ROOT = new URL(location.pathname.replace(/\/console\/*$/, "/"), location.origin);
+const ROOT = new URL(location.pathname.replace(/\/(console|docs)\/*$/, "/"), location.origin);
 const KEPT = "serve_app.key";
 const NO_ANSWER = new Set([502, 504]);
 const BROKEN = "The connection to the service was lost. What had arrived is still here.";
@@ -38,7 +38,7 @@ export class Refused extends Error {
 /** Nobody answered, or what was being answered broke off. */
 export class Lost extends Error {}
 
-export const address = (path) => new URL(path.replace(/^\//, ""), ROOT);
+export const address = (path) => new URL(path, ROOT);
 
 /** The JSON of an answer. Raises Refused, Lost. */
 export async function ask(path, { method = "GET", body, signal } = {}) {

@@ -1,6 +1,6 @@
 // Writes a request as a command and as a program that do the same.
 
-import { byId, copy } from "./dom.js";
+import { byId, copier, on } from "./dom.js";
 import { pathOf } from "./requests.js";
 import { address, session } from "./service.js";
 
@@ -12,9 +12,9 @@ export class Code {
   constructor(requests) {
     this.requests = requests;
     this.buttons = [...document.querySelectorAll("[data-language]")];
-    byId("code").addEventListener("toggle", () => this.write());
-    byId("copy-code").addEventListener("click", (event) => copy(byId("code-text").textContent, event.target));
-    for (const button of this.buttons) button.addEventListener("click", () => this.speak(button));
+    on("code", "toggle", () => this.write());
+    byId("code-actions").append(copier("Copy the code", () => byId("code-text").textContent));
+    for (const button of this.buttons) on(button, "click", () => this.speak(button));
   }
 
   speak(chosen) {

@@ -3,7 +3,7 @@
 import { make } from "./dom.js";
 
 const STEPS = [0.9, 0.6, 0.3, 0.1, 0.03];
-const LEGEND = ["over 90 %", "over 60 %", "over 30 %", "over 10 %", "over 3 %", "less"];
+const LEGEND = [...STEPS.map((step) => `over ${100 * step} %`), "less"];
 
 const HINT = "Point at a token, or move through them by the arrow keys, to see what else could have stood there.";
 

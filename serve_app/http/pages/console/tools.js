@@ -1,6 +1,6 @@
 // The functions that a chat may call, each with a name, what it is for and a JSON Schema of its arguments.
 
-import { byId, make } from "./dom.js";
+import { button, byId, make, on } from "./dom.js";
 import { parsed } from "./schema.js";
 
 const EXAMPLE = {
@@ -12,7 +12,7 @@ const EMPTY = { name: "", description: "", parameters: '{"type": "object", "prop
 
 export class Tools {
   constructor() {
-    byId("add-tool").addEventListener("click", () => {
+    on("add-tool", "click", () => {
       this.add(byId("tool-list").children.length ? EMPTY : EXAMPLE).focus();
       this.changed();
     });
@@ -39,9 +39,9 @@ export class Tools {
   add(texts) {
     const id = `tool-${(Tools.count = (Tools.count ?? 0) + 1)}`;
     const controls = [
-      ["name", "Name", make("input", { autocomplete: "off", spellcheck: "false" })],
-      ["description", "What it is for", make("input", { autocomplete: "off" })],
-      ["parameters", "Arguments, as JSON Schema", make("textarea", { rows: 5, spellcheck: "false", class: "mono" })],
+      ["name", "Name", make("input", {})],
+      ["description", "What it is for", make("input", { spellcheck: "true" })],
+      ["parameters", "Arguments, as JSON Schema", make("textarea", { rows: 5, class: "mono" })],
     ];
     const fields = controls.map(([name, title, control]) => {
       Object.assign(control, { id: `${id}-${name}`, name, value: texts[name] });
@@ -52,7 +52,7 @@ export class Tools {
       byId("add-tool").focus();
       this.changed();
     };
-    const element = make("fieldset", { class: "tool" }, make("legend", { class: "unseen" }, "Function"), ...fields, make("button", { type: "button", class: "small", click: remove }, "Remove this function"));
+    const element = make("fieldset", { class: "tool" }, make("legend", { class: "unseen" }, "Function"), ...fields, button("Remove this function", remove));
     byId("tool-list").append(element);
     return controls[0][2];
   }

@@ -1,6 +1,7 @@
 // What was used: bars by day, divided by model or tenant, and the same figures as a table.
 
-import { byId, count, empty, make, shape, table } from "./dom.js";
+import { byId, count, empty, make, on, shape, table } from "./dom.js";
+import { attempt } from "./problems.js";
 import { ask } from "./service.js";
 
 const DAY_MS = 86_400_000;
@@ -17,13 +18,12 @@ const OTHERS = "all others";
 const HEIGHT = 100;
 
 export class Usage {
-  /** attempt: carries out what may be refused */
-  constructor(attempt) {
+  constructor() {
     this.isAdmin = false;
     this.rows = [];
     byId("usage-measure").replaceChildren(...Object.entries(MEASURES).map(([value, [title]]) => make("option", { value }, title)));
-    for (const id of ["usage-measure", "usage-by"]) byId(id).addEventListener("change", () => this.draw());
-    byId("usage-days").addEventListener("change", () => attempt(() => this.refresh(this.isAdmin)));
+    for (const id of ["usage-measure", "usage-by"]) on(id, "change", () => this.draw());
+    on("usage-days", "change", () => attempt("access-problem", () => this.refresh(this.isAdmin)));
   }
 
   /** isAdmin: whether all tenants are told of, else the key's own alone */
@@ -40,7 +40,7 @@ export class Usage {
       ...Object.entries(MEASURES).map(([name, [title, told]]) => [title, (row) => told(row[name]), true]),
     ];
     const sorted = [...this.rows].sort((one, two) => two.day.localeCompare(one.day));
-    byId("usage").replaceChildren(sorted.length ? table("Usage", columns, sorted) : empty("Nothing was used in these days. A request shows up here a moment after it has ended."));
+    byId("usage").replaceChildren(sorted.length ? table("Usage by day", columns, sorted) : empty("Nothing was used in these days. A request shows up here a moment after it has ended."));
     this.draw();
   }
 
