@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -120,6 +121,10 @@ def environment(
     return {each.name: each.value for each in settings} | (_free_ports(port) if has_haproxy else {}) | dict(base)
 
 
+CLAIMS: list[socket.socket] = []
+"""Names that tell others which ports this process has given away, until it ends: who is to listen comes later."""
+
+
 def _free_ports(service: int | None) -> dict[str, str]:
     """Return a port for each of Serve's own listeners beside the service: the usual one, or one that is free.
 
@@ -128,12 +133,25 @@ def _free_ports(service: int | None) -> dict[str, str]:
     ports = {}
     with ExitStack() as held:
         for name, usual in INNER_PORTS.items():
-            try:
-                server = held.enter_context(socket.create_server((LOOPBACK, 0 if usual == service else usual)))
-            except OSError:
-                server = held.enter_context(socket.create_server((LOOPBACK, 0)))
-            ports[name] = str(server.getsockname()[1])
+            port = usual
+            while port == service or not _is_had(port, held):
+                with socket.create_server((LOOPBACK, 0)) as server:
+                    port = server.getsockname()[1]
+            ports[name] = str(port)
     return ports
+
+
+def _is_had(port: int, held: ExitStack) -> bool:
+    """Return whether nobody listens at a port or has claimed it; this process claims it."""
+    try:
+        held.enter_context(socket.create_server((LOOPBACK, port)))
+        if sys.platform == "linux":  # names that end with their process, one set for each network as ports are
+            claim = socket.socket(socket.AF_UNIX)
+            CLAIMS.append(claim)
+            claim.bind(f"\0serve_app port {port}")
+    except OSError:
+        return False
+    return True
 
 
 def cluster_settings(base: Mapping[str, str], *, has_haproxy: bool) -> tuple[Setting, ...]:
