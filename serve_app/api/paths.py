@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from serve_app.core.batches import CREATE_BATCH
 from serve_app.core.tenants import Scope
 
 
@@ -167,7 +168,7 @@ SERVICES: Mapping[tuple[AdminPath, str], Service] = {
         (AdminPath.FILE, "DELETE"): Service("delete_file", "Delete a file", "DeletedFile"),
         (AdminPath.FILE_CONTENT, "GET"): Service("read_file", "What is in a file", ""),
         (AdminPath.BATCHES, "GET"): Service("list_batches", "List batches", "BatchList", query=PAGE),
-        (AdminPath.BATCHES, "POST"): Service("create_batch", "Have a file's requests computed", "Batch", "NewBatch"),
+        (AdminPath.BATCHES, "POST"): Service(CREATE_BATCH, "Have a file's requests computed", "Batch", "NewBatch"),
         (AdminPath.BATCH, "GET"): Service("show_batch", "One batch", "Batch"),
         (AdminPath.CANCELLATION, "POST"): Service("cancel_batch", "Compute no more of a batch", "Batch"),
     }  # fmt: skip

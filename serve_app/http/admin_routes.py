@@ -11,11 +11,11 @@ from types import MappingProxyType
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from serve_app.api.error_text import shown
 from serve_app.api.parse import read_json_object
 from serve_app.api.paths import OF_ADAPTERS, OF_BATCHES, SERVICES, AdminPath
+from serve_app.core.batches import CREATE_BATCH, KEY
 from serve_app.core.errors import InvalidRequest, NotFound
 from serve_app.core.ledger import csv_of, report_in
 from serve_app.core.machine import NEEDS_PYARROW
@@ -29,14 +29,12 @@ NUMBER = re.compile(r"[0-9]{1,18}")
 """The largest number of an event; the store holds no larger one."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 NO_FILES: Mapping[str, Endpoint] = MappingProxyType({})
-Once = Callable[[ASGIApp], ASGIApp]
-"""Has a route answer a repeat under an `Idempotency-Key` as it answered before: one batch, not two."""
 HEADERS = {"cache-control": "no-store"}
 """No cache keeps an answer, as it may hold a key."""
 
 
 def admin_routes(
-    administer: Administer | None, *, max_body_bytes: int, once: Once, of_files: Mapping[str, Endpoint] = NO_FILES
+    administer: Administer | None, *, max_body_bytes: int, of_files: Mapping[str, Endpoint] = NO_FILES
 ) -> list[Route]:
     """Return the routes; the guard decides who may call them.
 
@@ -59,6 +57,8 @@ def admin_routes(
             body = await body_of(request, max_bytes=max_body_bytes)
             arguments = _merged(arguments, read_json_object(body, max_depth=MAX_DEPTH) if body else {})
         identity = request.scope["state"]["identity"]
+        if service.name == CREATE_BATCH:
+            arguments[KEY] = request.headers.get("idempotency-key")
         if path is AdminPath.OWN_USAGE or path in OF_BATCHES:
             arguments["tenant"] = identity.tenant.name
         found = await administer(service.name, arguments, identity.key_id)
@@ -69,14 +69,15 @@ def admin_routes(
             return Response(written, headers={**HEADERS, "content-type": CONTENT_TYPE})
         return JSONResponse(found, headers=HEADERS)
 
-    def made(path: AdminPath) -> Route:
+    def endpoint(path: AdminPath) -> Endpoint:
         is_kept = administer is not None and (of_files or path not in OF_BATCHES)
-        methods = [method for each, method in SERVICES if each is path]
-        found = Route(path, answer if is_kept else refuse, methods=methods)
-        found.app = once(found.app) if path is AdminPath.BATCHES else found.app
-        return found
+        return answer if is_kept else refuse
 
-    return [made(path) for path in AdminPath if path not in OF_ADAPTERS]
+    return [
+        Route(path, endpoint(path), methods=[method for each, method in SERVICES if each is path])
+        for path in AdminPath
+        if path not in OF_ADAPTERS
+    ]
 
 
 async def refuse(request: Request) -> Response:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from serve_app.api.paths import Path
 from serve_app.core.tenants import Tenant
 from serve_app.http.adapter_routes import adapter_routes
-from serve_app.http.admin_routes import NO_FILES, Once, admin_routes
+from serve_app.http.admin_routes import NO_FILES, admin_routes
 from serve_app.http.completions import Completions
 from serve_app.http.exchange import ClientGone, raise_as_ours, route
 from serve_app.http.file_routes import Batches, file_endpoints
@@ -25,7 +25,7 @@ from serve_app.http.model_routes import answer_nobody, explain_route, model_rout
 from serve_app.http.pages import console_routes, description_route, front_route
 from serve_app.http.resumed import ResumedStreams, capsule_route
 from serve_app.http.settings import HttpSettings
-from serve_app.http.styles import STYLES
+from serve_app.http.styles import STYLES, Style
 from serve_app.router.accounts import AccountsClient
 from serve_app.router.idempotency import Replays
 from serve_app.router.inquiries import Inquiries
@@ -99,28 +99,14 @@ def routes(
     rollouts = router.rollouts or Rollouts(publishing, router.fleet)
     inquiries, administer = Inquiries(router.view), door.administer
     of_files = NO_FILES if administer is None or batches is None else file_endpoints(batches, administer, settings)
-
-    def once(app: ASGIApp) -> ASGIApp:
-        """Return the route as it answers under an `Idempotency-Key`, too."""
-        if replays is None:
-            return app
-        return Idempotent(
-            app,
-            replays,
-            max_body_bytes=settings.max_body_bytes,
-            max_stall_s=settings.max_stall_s,
-            book=book,
-            rates=lambda: router.rates,
-        )
-
     return [
-        *_completion_routes(router, settings, once),
+        *_completion_routes(router, settings, replays=replays, book=book),
         *model_routes(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         explain_route(router, inquiries, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         *service_routes(router, settings.limits, door.identify),
         *adapter_routes(publishing, rollouts, limits=settings.limits, max_body_bytes=settings.max_body_bytes),
         description_route(settings.limits, router.dialect, asks_for_keys=not door.is_open),
-        *admin_routes(administer, max_body_bytes=settings.max_body_bytes, once=once, of_files=of_files),
+        *admin_routes(administer, max_body_bytes=settings.max_body_bytes, of_files=of_files),
         route(Path.METRICS, metrics.answer),
         route(Path.LIVE, live),
         front_route(),
@@ -128,11 +114,27 @@ def routes(
     ]
 
 
-def _completion_routes(router: Router, settings: HttpSettings, once: Once) -> list[Route]:
+def _completion_routes(
+    router: Router, settings: HttpSettings, *, replays: Replays | None, book: AccountsClient | None
+) -> list[Route]:
     """Return the routes of what is computed, and of streams that are fetched anew."""
+
+    def answered(style: Style) -> ASGIApp:
+        found = Completions(router, settings, style)
+        if replays is None:
+            return found
+        return Idempotent(
+            found,
+            replays,
+            max_body_bytes=settings.max_body_bytes,
+            max_stall_s=settings.max_stall_s,
+            book=book,
+            rates=lambda: router.rates,
+        )
+
     resumed = ResumedStreams(router, settings, STYLES[Path.COMPLETIONS])
     return [
-        *(route(path, once(Completions(router, settings, style))) for path, style in STYLES.items()),
+        *(route(path, answered(style)) for path, style in STYLES.items()),
         *(route(path, resumed) for path in (Path.COMPLETION, Path.CHAT_COMPLETION)),
         capsule_route(router, settings),
     ]

@@ -31,7 +31,7 @@ MAX_DELIVERIES = 60
 
 
 class Idempotent:
-    """Wraps a route that computes, or that begins a batch. A request without the header passes as it is.
+    """Wraps a route that computes. A request without the header passes as it is.
 
     With it, the request is computed apart from whoever asked: a client that leaves and comes again, or comes twice,
     follows the one answer from its first byte, be it whole or a stream, and it is computed and written down once. What
@@ -65,7 +65,7 @@ class Idempotent:
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Pass a request without the header on directly, so that its messages cost nothing here."""
         seconds = self._replays.settings.seconds
-        if not seconds or scope["method"] != "POST" or NAME not in [name for name, _ in scope["headers"]]:
+        if not seconds or NAME not in [name for name, _ in scope["headers"]]:
             return self._app(scope, receive, send)
         return self._follow(scope, receive, send, seconds=seconds)
 
@@ -128,8 +128,8 @@ class Idempotent:
             recording.add(message)
 
         await self._app(scope, having(body), send)
-        served: Served | None = scope["state"].get("served")  # of what is computed
-        return recording.so_far[0].get("status") == 200 and (served is None or served.is_whole)
+        served: Served | None = scope["state"].get("served")
+        return served is not None and served.status == 200 and served.is_whole
 
     async def _has_left(self, recording: Recording, receive: Receive, send: Send, *, is_first: bool) -> bool:
         """Send what is there and what comes. Return whether the client left, or stopped reading, before the end."""

@@ -17,6 +17,7 @@ from typing import Any
 from serve_app.core.batches import (
     AGAIN,
     FAULT,
+    MAX_LINES,
     OK,
     REST_S,
     Answered,
@@ -53,7 +54,7 @@ UNKNOWN_S = 120.0
 """For so long a model may be unknown before its lines fail: it may be loading, here or on its way back."""
 MAX_ATTEMPTS = 3
 """Of a line that fails by the service's fault."""
-UNKNOWN = 404
+UNKNOWN, AT_LIMIT = 404, 429
 LEFT, RUNNING = LINE_STATES = ("left", "running")
 """Of lines of open batches: without a result, wherever they are; computed by this router."""
 COMPLETED, FAILED = OUTCOMES = ("completed", "failed")
@@ -64,6 +65,26 @@ FAILED_REST_S = 15.0
 
 Answer = Callable[[Router, Identity, str, bytes, str], Awaitable[Answered]]
 """Computes one request as its route would: router of its tenant, identity, path, body, id of the request."""
+
+
+class Bound:
+    """How many lines a tenant may have at work, as one was refused for a limit of it.
+
+    most: as many as there were beside the last that was refused. At its time one more may begin; if that is not
+          refused, two more a moment later, then four: one limit is soon forgotten, another costs few refusals.
+    """
+
+    def __init__(self) -> None:
+        self.most, self._step, self._until = 0, 0, 0.0
+
+    def narrow(self, num_others: int, now: float, again_at: float) -> None:
+        """Note a refusal. Of those that come together the earliest time counts."""
+        is_first = self._step != 1 or self._until <= now
+        self.most, self._step, self._until = num_others, 1, again_at if is_first else min(self._until, again_at)
+
+    def widen(self, now: float) -> None:
+        if now >= self._until:
+            self.most, self._step, self._until = min(self.most + self._step, MAX_LINES), 2 * self._step, now + REST_S
 
 
 class LineRows(LedgerWriter):
@@ -84,8 +105,8 @@ class BatchWorker:
     """Asks Accounts for lines as slots are free, and brings them results until they have them.
 
     A line begins only where its model has a slot beside all requests that are admitted, so batches give way to whoever
-    waits. A line that is refused for a limit, for want of room or of a replica, lets its batch rest and comes again:
-    at its time, and one line for each other of the batch that has its result before, as that held what was refused.
+    waits. A line that is refused for want of room or of a replica lets its batch rest and comes again. One that is
+    refused for a limit leaves its tenant with as many lines at work as there are beside it, and comes again, too.
 
     clock: seconds, monotonic
     tenant_of: who a batch is of, as it is now
@@ -114,7 +135,7 @@ class BatchWorker:
         self._at_work: Counter[str] = Counter()  # lines by model
         self._results: dict[Key, Result] = {}
         self._rests_until: dict[str, float] = {}
-        self._ended_at_rest: Counter[str] = Counter()  # lines by batch, in whose place another one may begin
+        self._bounds: dict[str, Bound] = {}  # by tenant
         self._unknown_since: dict[str, float] = {}
         self._attempts: Counter[Key] = Counter()
         self._swept_at = self._clock()
@@ -190,13 +211,11 @@ class BatchWorker:
     def _wanted(self) -> dict[str, int]:
         """Return how many lines to lease, by batch: for each model of each tenant the oldest, to equal parts.
 
-        A batch that rests gets as many as have ended. Otherwise as many lines wait as there are slots: lines of one
-        length end together, and no slot stays empty until the next call.
+        As many wait as there are slots: lines of one length end together, and no slot stays empty until the next call.
         """
         first: dict[str, dict[str, BatchCard]] = {}  # by model and tenant
         for batch in self._open.values():
-            may_begin = self._ended_at_rest[batch.id] if self._rests(batch.id) else batch.num_left
-            if self._is_on(batch.id) and may_begin and batch.num_left > len(self._of(batch.id)):
+            if self._is_on(batch.id) and not self._rests(batch.id) and batch.num_left > len(self._of(batch.id)):
                 first.setdefault(self._model_of(batch), {}).setdefault(batch.tenant, batch)
         wanted: dict[str, int] = {}
         for model, batches in first.items():
@@ -205,10 +224,19 @@ class BatchWorker:
             for batch in batches.values():
                 num_ready = sum(line.batch == batch.id for line in self._ready)
                 wanted[batch.id] = max(0, -(-most // len(batches)) - num_ready)
-                if self._rests(batch.id):
-                    wanted[batch.id] = min(wanted[batch.id], self._ended_at_rest[batch.id])
-        self._ended_at_rest.clear()
+        for tenant, bound in self._bounds.items():
+            self._keep_within(bound, wanted, [batch for batch in self._open.values() if batch.tenant == tenant])
         return wanted
+
+    def _keep_within(self, bound: Bound, wanted: dict[str, int], batches: list[BatchCard]) -> None:
+        """Lessen what a tenant's batches take to what it may have at work; who has least is the first."""
+        bound.widen(self._clock())
+        begun = Counter(key[0] for key in (*self._tasks, *(line.key for line in self._ready)) if key[1])
+        left = bound.most - sum(begun[batch.id] for batch in batches)
+        takers = sorted((begun[batch.id], at, batch.id) for at, batch in enumerate(batches) if batch.id in wanted)
+        for at, (_, _, batch_id) in enumerate(takers):
+            wanted[batch_id] = max(0, min(wanted[batch_id], -(-left // (len(takers) - at))))
+            left -= wanted[batch_id]
 
     def _rests(self, batch_id: str) -> bool:
         return self._rests_until.get(batch_id, 0.0) > self._clock()
@@ -226,6 +254,8 @@ class BatchWorker:
         for known in (self._rests_until, self._unknown_since):
             for batch_id in known.keys() - self._open.keys():
                 del known[batch_id]
+        for tenant in self._bounds.keys() - {batch.tenant for batch in self._open.values()}:
+            del self._bounds[tenant]
         for key in [key for key in self._attempts if key[0] not in self._open]:
             del self._attempts[key]
 
@@ -262,7 +292,7 @@ class BatchWorker:
 
     def _note_end(self, key: Key, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
-        if not (key[1] and self._ready):
+        if not (key[1] and any(line.batch == key[0] for line in self._ready)):
             self._is_short.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._rests_until[key[0]] = self._clock() + FAILED_REST_S
@@ -279,7 +309,7 @@ class BatchWorker:
             body = json.dumps(entry["body"]).encode()
             answered = await self.answer(router, Identity(tenant=tenant), batch.endpoint, body, own_id)
             rows = [replace(row, key_id=batch.key_id) for row in self._rows.take(own_id)]
-            if not self._comes_again(line, answered):
+            if not self._comes_again(batch, line, answered):
                 text, status = json.dumps(answered.line(own_id, str(entry["custom_id"]))), answered.status
                 result = Result(batch=line.batch, number=line.number, status=status, text=text, rows=tuple(rows))
                 self._results[line.key] = result
@@ -289,8 +319,8 @@ class BatchWorker:
             if self._is_on(batch.id):
                 asyncio.get_running_loop().call_soon(self._begin_lines)
 
-    def _comes_again(self, line: Line, answered: Answered) -> bool:
-        """Return whether a line is to be computed again; its batch rests until then."""
+    def _comes_again(self, batch: BatchCard, line: Line, answered: Answered) -> bool:
+        """Return whether a line is to be computed again; until then its batch rests, or its tenant has a bound."""
         now, batch_id, status = self._clock(), line.batch, answered.status
         if status == UNKNOWN:
             comes = now - self._unknown_since.setdefault(batch_id, now) < UNKNOWN_S
@@ -301,9 +331,14 @@ class BatchWorker:
             comes = status in AGAIN
             if not comes:
                 self._unknown_since.pop(batch_id, None)
-                self._ended_at_rest[batch_id] += self._rests(batch_id)
-        if comes:
-            self._rests_until[batch_id] = now + min(max(answered.retry_s, REST_S), MAX_REST_S)
+        again_at = now + min(max(answered.retry_s, REST_S), MAX_REST_S)
+        if comes and status == AT_LIMIT:
+            of_tenant = {each.id for each in self._open.values() if each.tenant == batch.tenant}
+            num_others = sum(key[0] in of_tenant and key[1] > 0 and key != line.key for key in self._tasks)
+            self._bounds.setdefault(batch.tenant, Bound()).narrow(num_others, now, again_at)
+            self._ready = deque(each for each in self._ready if each.batch not in of_tenant)
+        elif comes:
+            self._rests_until[batch_id] = again_at
             self._ready = deque(each for each in self._ready if each.batch != batch_id)
         return comes
 
@@ -333,12 +368,12 @@ class BatchWorker:
         return found
 
     def _model_of(self, batch: BatchCard) -> str:
-        """Return the base that a batch's model means now; "" where nothing does."""
+        """Return the base that a batch's model means now, or its own name where nothing does."""
         seen = self._view_of(batch.tenant)
         try:
-            return "" if seen is None else seen[1].view.resolve(batch.model).base
+            return batch.model if seen is None else seen[1].view.resolve(batch.model).base
         except ServeError:
-            return ""
+            return batch.model
 
     def _view_of(self, name: str) -> tuple[Tenant, Router] | None:
         """Return the tenant with its batches' priority, and the router as it sees it; None where it is gone."""

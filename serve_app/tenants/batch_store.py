@@ -6,12 +6,14 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from hashlib import sha256
 from secrets import token_hex
 from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Table, delete, func, insert, select, tuple_, update
 
-from serve_app.core.batches import ENDPOINTS, OPEN_STATES, BatchState, NewFile, seconds_of
+from serve_app.core.batches import CREATE_BATCH, ENDPOINTS, KEY, OPEN_STATES, BatchState, NewFile, seconds_of
+from serve_app.core.errors import KeyReused
 from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
 from serve_app.tenants.errors import NotThere, TenancyError
@@ -28,7 +30,7 @@ MAX_PAIRS, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 NOUNS = {"files": "file", "batches": "batch"}
 WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 MAX_HOURS = 168
-ASKED = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "tenant", "id")
+ASKED = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "tenant", "id", KEY)
 
 
 class BatchStore:
@@ -42,7 +44,7 @@ class BatchStore:
             "delete_file": self._delete_file,
             "list_batches": self._list_batches,
             "show_batch": self._show_batch,
-            "create_batch": self._create_batch,
+            CREATE_BATCH: self._create_batch,
             "cancel_batch": self._cancel_batch,
         }
 
@@ -91,9 +93,18 @@ class BatchStore:
             return told_of_batch(_one(connection, tables.batches, arguments)._asdict())
 
     def _create_batch(self, arguments: Arguments, by: Author) -> Answer:
-        tenant, asked = str(arguments["tenant"]), _read_batch(arguments)
+        """Of one key there is one batch, as long as it is known: a repeat is told of it, as it is by then."""
+        tenant, asked, key = str(arguments["tenant"]), _read_batch(arguments), arguments.get(KEY)
+        digits = token_hex(16) if key is None else sha256(f"{tenant}\0{key}".encode()).hexdigest()[:32]
         with self._engine.begin() as connection:
             connection.execute(_tenants_row(tenant))
+            found = connection.execute(select(tables.batches).where(tables.batches.c.id == f"batch_{digits}")).first()
+            if found is not None:
+                was = {**found.told, "endpoint": found.endpoint, "input_file_id": found.input_file_id}
+                if asked != {name: was.get(name) for name in asked}:
+                    must, what = "be sent with the same request again", f"another than that of {found.id}"
+                    raise KeyReused.refusing("Idempotency-Key", must=must, found=what)
+                return told_of_batch(found._asdict())
             file = _one(connection, tables.files, {"tenant": tenant, "id": asked["input_file_id"]}, "input_file_id")
             if file.purpose != "batch":
                 raise TenancyError(f'input_file_id must name a file of the purpose "batch"; found {file.purpose!r}.')
@@ -102,7 +113,7 @@ class BatchStore:
             if (num_open or 0) >= MAX_OPEN_BATCHES:
                 raise TenancyError(f"The tenant has {num_open} batches that have not ended, which is the most; wait.")
             row = {
-                "id": f"batch_{token_hex(16)}", "tenant": tenant, "key_id": by.name, "model": "", "total": 0,
+                "id": f"batch_{digits}", "tenant": tenant, "key_id": by.name, "model": "", "total": 0,
                 "state": BatchState.VALIDATING.value, "outcome": BatchState.COMPLETED.value, "created_at": by.at,
                 "expires_at": by.at + timedelta(hours=int(asked["completion_window"][:-1])).total_seconds(),
                 **dict.fromkeys(tables.OF_BATCH, 0), "endpoint": asked.pop("endpoint"),

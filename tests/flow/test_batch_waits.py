@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from serve_app.core.batches import Answered
+from serve_app.core.batches import REST_S, Answered
 from serve_app.core.errors import Unavailable
 from serve_app.core.tenants import Identity
 from serve_app.router.batch_worker import UNKNOWN_S
@@ -44,7 +44,11 @@ async def test_a_batch_that_is_asked_for_again_under_its_idempotency_key_is_one(
     first, again = await asyncio.gather(create(), create())
     assert first == again
     await node.until(first.id)
-    assert await create() == first, "it is the answer that was given, whatever became of the batch"
+    assert (await create()).id == first.id, "whatever became of the batch"
+    await node.kill()
+    node = Node(house, [backend()])
+    client = node.client()
+    assert (await create()).status == "completed", "a router that is new knows it, too"
     with pytest.raises(openai.UnprocessableEntityError):
         await create("1h")
     listed = await client.get("/batches", cast_to=object, options={"headers": headers})
@@ -81,7 +85,50 @@ async def test_lines_come_again_as_those_end_that_took_all_that_a_limit_allows(h
         await node.tend()
     assert found.request_counts is not None
     assert (found.request_counts.completed, house.now - began < 30) == (12, True), house.now - began
-    assert statuses[429] <= 12, "six at first; then one begins for each that ends"
+    assert statuses[429] <= 6 + (house.now - began) / REST_S, "six at first, then one to see whether more may begin"
+    await node.kill()
+
+
+async def test_what_a_limit_leaves_is_for_the_batch_that_has_nothing_of_it_first(house: BatchHouse) -> None:
+    house.limit("acme", max_in_flight=2)
+    busy, other = backend(slots=8, is_stepped=True), backend(1, model="other", slots=8, is_stepped=True)
+    node = Node(house, [busy, other])
+    await created(node, jsonl(requests(40)))
+    for _ in range(6):
+        await node.tend()
+    late = await created(node, jsonl(requests(1, model="other")))
+    began = house.now
+    while (await node.client().batches.retrieve(late.id)).status != "completed":
+        busy.step()
+        other.step()
+        await node.tend()
+        assert house.now < began + 30, "the batch before has forty lines, two at a time"
+    await node.kill()
+
+
+async def test_after_a_limit_was_reached_few_lines_are_refused_and_its_end_is_soon_noticed(house: BatchHouse) -> None:
+    house.limit("acme", requests_per_minute=1)
+    node = Node(house, [backend(slots=64)])
+    answer, statuses = node.worker.answer, Counter[int]()
+
+    async def counted(router: Router, identity: Identity, path: str, body: bytes, request_id: str) -> Answered:
+        answered = await answer(router, identity, path, body, request_id)
+        statuses[answered.status] += 1
+        return answered
+
+    node.worker.answer = counted
+    batch = await created(node, jsonl(requests(200)))
+    await node.until(batch.id, "in_progress")
+    for _ in range(10):
+        await node.tend()
+    first = statuses[429]
+    for _ in range(600):
+        await node.tend()
+    assert statuses[429] - first < 30, "five minutes, not 63 lines in each"
+    house.limit("acme", requests_per_minute=100_000)
+    began = house.now
+    assert (await node.until(batch.id)).request_counts.completed == 200  # type: ignore[union-attr]
+    assert house.now < began + 120
     await node.kill()
 
 

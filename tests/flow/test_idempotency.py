@@ -402,7 +402,7 @@ async def test_a_claim_whose_computation_raised_is_given_back() -> None:
     app = Idempotent(fail, Replays(), max_body_bytes=100, book=book)
     identity = Identity(tenant=Tenant(name="a"), key_id="key")
     state = {"identity": identity, "request_id": "r"}
-    scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": [(b"idempotency-key", b"k")], "state": state}
+    scope = {"type": "http", "path": "/v1/x", "headers": [(b"idempotency-key", b"k")], "state": state}
     bodies = [{"type": "http.request", "body": b"{}", "more_body": False}]
 
     async def receive() -> dict[str, object]:

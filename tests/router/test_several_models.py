@@ -215,8 +215,8 @@ async def test_each_model_of_a_list_its_adapters_and_aliases_sample_as_their_own
     assert listed["writer"] == listed["big"] == {"temperature": 0.3, "top_k": 20}
 
     parts = await Explainer(router, Inquiries(router.view)).explain(request)
-    assert [each.body()["default_sampling"] for each in parts][2:] == [listed["tiny"], listed["big"]]
-    told = parameters_of(request, {"top_p": 0.5}, COMPLETION.table, [each.defaults for each in parts[1:2]])
+    assert [each.default_sampling for each in parts][2:] == [listed["tiny"], listed["big"]]
+    told = parameters_of(request, {"top_p": 0.5}, COMPLETION.table, [each.default_sampling for each in parts[1:2]])
     assert told["top_k"] == {"value": 20, "from": "model"}
     assert [told[name]["from"] for name in ("top_p", "min_p")] == ["body", "default"]  # type: ignore[index]
     await fleet.close()
