@@ -13,6 +13,8 @@ import pytest
 
 from serve_app.core.errors import EngineFailed, ReplicaLost
 from serve_app.engine.tensor_parallel.workers import Workers
+from serve_app.router.router import RouterConfig
+from serve_app.router.run import RunSettings
 from tests.engine.harness import core_of
 from tests.flow.stack import ROUTER_ID, Stack, running_stack
 
@@ -50,7 +52,8 @@ async def test_a_divided_model_answers_as_the_whole_one_does_and_leaves_no_proce
 
 @pytest.mark.law("Shards")
 async def test_a_replica_that_lost_a_shard_fails_its_health_check_and_its_requests_end() -> None:
-    async with running_stack(num_replicas=1, tensor_parallel=2) as stack:
+    config = RouterConfig(run=RunSettings(max_pause_s=1.0))  # for so long it waits for another replica
+    async with running_stack(num_replicas=1, config=config, tensor_parallel=2) as stack:
         [process_id] = [each.pid for each in crew_of(stack)._processes]
         running = asyncio.create_task(
             stack.post({"model": "demo", "prompt": "The sea", "max_tokens": 600, "ignore_eos": True})
