@@ -67,7 +67,7 @@ class Path(StrEnum):
 
 
 WATCHING = frozenset({Path.METRICS, Path.LIVE})
-OPEN = frozenset({Path.HEALTH, Path.READY, Path.FRONT, Path.CONSOLE, Path.CONSOLE_FILE})
+OPEN = frozenset({Path.HEALTH, Path.READY, Path.FRONT, Path.DOCS, Path.CONSOLE, Path.CONSOLE_FILE})
 """Answered to whoever asks, key or none. The front and the console's files are the same for everybody and hold nothing
 of a service; the page that asks for a key, and the way there, have to be there before the key is."""
 

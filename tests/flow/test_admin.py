@@ -311,7 +311,7 @@ async def test_a_key_is_never_part_of_a_statement(
     "path",
     [
         "/invocations", "/tokenize", "/detokenize", "/pause", "/resume", "/update_weights", "/load_lora_adapter",
-        "/v1/load_lora_adapter", "/metrics", "/docs", "/openapi.json", "/props", "/lora-adapters", "/server_info",
+        "/v1/load_lora_adapter", "/metrics", "/docs/x", "/openapi.json", "/props", "/lora-adapters", "/server_info",
         "/v1/../metrics", "/health/../metrics", "//health", "/health/x", "/healthz", "/HEALTH", "/admin/../health",
         "/health;a", "/health%2f..%2fmetrics",
     ],
