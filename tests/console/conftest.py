@@ -61,6 +61,14 @@ def new_page(browser: Browser) -> Iterator[NewPage]:
     assert [fault for fault in faults if not fault.startswith((ANSWERED, UNANSWERED))] == []
 
 
+def look_while_loading(page: Page) -> None:
+    """Let the page find three times that a model loads, so that it has shown twice what is served."""
+    page.route("**/health", lambda route: route.fulfill(status=503, json={"status": "loading", "models": ["coming"]}))
+    for _ in range(4):
+        with page.expect_response("**/health"):
+            pass
+
+
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Served]:
     """The embedded model with three adapters."""

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from serve_app.core.ledger import Row
-from tests.console.conftest import NewPage
+from tests.console.conftest import NewPage, look_while_loading
 from tests.console.served import Served
 from tests.flow.house import House
 
@@ -114,6 +114,30 @@ def test_an_administrator_adds_a_tenant_and_a_key_that_is_shown_once_and_can_be_
     assert listing(guarded, key).status_code == 401
 
 
+def test_what_an_administrator_chose_and_is_told_stays_while_a_model_loads(
+    guarded: Served, house: House, new_page: NewPage
+) -> None:
+    for name in ("acme", "rivals"):
+        house.key(name)
+    page = new_page(guarded.url)
+    sign_in(page, house.admin)
+    page.get_by_role("link", name="Access").click()
+    page.locator("#key-tenant").select_option("rivals")
+    page.locator("#tenant-name").fill("others")
+    page.get_by_role("button", name="Add a tenant").click()
+    expect(page.get_by_role("row", name="others *")).to_be_visible()
+    page.locator("#tenant-name").fill("a b")
+    page.get_by_role("button", name="Add a tenant").click()
+    expect(page.locator("#add-tenant")).to_contain_text("name must")
+    revoke = page.get_by_role("row", name="acme infer").get_by_role("button", name="Revoke")
+    revoke.click()
+    look_while_loading(page)
+    expect(page.locator("#state")).to_have_text("Loading coming")
+    expect(page.locator("#key-tenant")).to_have_value("rivals")
+    expect(page.locator("#add-tenant")).to_contain_text("name must")
+    expect(revoke).to_contain_text("press again")
+
+
 def test_usage_is_drawn_by_day_and_divided_by_model_or_tenant(guarded: Served, house: House, new_page: NewPage) -> None:
     now = time.time()
     rows = [
@@ -162,8 +186,8 @@ def test_who_has_a_key_reads_the_description_of_what_it_may_send(
     guarded: Served, house: House, new_page: NewPage
 ) -> None:
     page = new_page(guarded.url)
+    page.goto(f"{guarded.url}/docs")
     sign_in(page, house.key("acme", max_n=3)["authorization"].removeprefix("Bearer "))
-    page.get_by_role("link", name="API", exact=True).click()
     page.get_by_role("link", name="CompletionRequest", exact=True).click()
     part = page.locator("details", has=page.locator("summary", has_text="CompletionRequest"))
     row = part.get_by_role("row").filter(has=page.get_by_role("rowheader", name="best_of", exact=True))

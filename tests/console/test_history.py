@@ -16,6 +16,7 @@ from tests.flow.house import House
 
 pytestmark = pytest.mark.slow
 PAST = "#past-list button"
+DRAFT = "sessionStorage['serve_app.draft']"
 FILLED = """() => {
   const [one] = JSON.parse(localStorage.getItem("serve_app.past"));
   const large = { ...one, draft: { ...one.draft, prompt: "x".repeat(100_000) } };
@@ -115,6 +116,24 @@ def test_a_chat_is_one_of_them_and_goes_on_from_where_it_was(served: Served, new
     page.get_by_label("Find", exact=True).fill("THIRD")
     expect(page.locator(PAST)).to_have_count(1)
     expect(page.locator("#past-found")).to_have_text("1 of 2")
+
+
+def test_a_chat_of_which_two_tabs_go_on_is_kept_as_both_went_on(served: Served, new_page: NewPage) -> None:
+    page = new_page(served.url)
+    expect(page.locator("#chips input")).to_have_count(1)
+    page.get_by_text("Chat", exact=True).click()
+    say(page, "first")
+    tab = another_tab(page)
+    tab.evaluate("(draft) => sessionStorage.setItem('serve_app.draft', draft)", page.evaluate(DRAFT))
+    tab.reload()
+    expect(tab.locator("#chips input")).to_have_count(1)
+    for where, text in ((page, "here"), (tab, "there"), (page, "here too")):
+        say(where, text)
+    expect(earlier(tab)).to_have_count(2)
+    tab.get_by_label("Find", exact=True).fill("first")
+    expect(tab.locator("#past-found")).to_have_text("2 of 2")
+    tab.get_by_label("Find", exact=True).fill("there")
+    expect(tab.locator("#past-found")).to_have_text("1 of 2")
 
 
 def test_they_are_forgotten_at_the_second_press_alone(served: Served, new_page: NewPage) -> None:

@@ -10,7 +10,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from serve_app.core.ledger import Row
-from tests.console.conftest import NewPage
+from tests.console.conftest import NewPage, look_while_loading
 from tests.console.served import Served
 from tests.flow.house import House
 
@@ -112,6 +112,18 @@ def test_the_description_has_an_index_in_which_words_are_found(demo: Served, new
     expect(page.locator("#chips input")).to_have_count(4)
     page.goto(f"{demo.url}/docs/")
     assert page.url == f"{demo.url}/docs"
+
+
+def test_a_part_of_the_description_is_opened_once_and_takes_no_focus_while_a_model_loads(
+    demo: Served, new_page: NewPage
+) -> None:
+    page = new_page(demo.url)
+    page.get_by_role("link", name="API", exact=True).click()
+    page.get_by_role("link", name="NativeRequest").click()
+    expect(page.locator("#api-parts details[open]")).to_have_count(1)
+    page.get_by_label("Find a path").focus()
+    look_while_loading(page)
+    assert page.evaluate("document.activeElement.id") == "find-part"
 
 
 def test_colours_follow_the_system_and_change_with_it(demo: Served, new_page: NewPage) -> None:

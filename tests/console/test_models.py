@@ -99,6 +99,20 @@ def test_one_of_many_is_found_by_a_part_of_its_name(new_page: NewPage) -> None:
     served.close()
 
 
+def test_a_search_that_is_no_longer_shown_hides_no_model(new_page: NewPage) -> None:
+    fleet = Fleet("router-0")
+    backends = [FakeBackend(replica_card(name, model_card(name))) for name in (f"m-{at:02}" for at in range(13))]
+    served = Served(reciting(*backends, given=fleet))
+    page = new_page(served.url)
+    page.get_by_label("Find a model").fill("m-03")
+    expect(page.locator("#chips label:visible")).to_have_count(2)  # and the one that is ticked
+    served.call(partial(fleet.remove, "m-12"))
+    page.get_by_role("link", name="Models", exact=True).click()
+    page.get_by_role("link", name="Playground", exact=True).click()
+    expect(page.locator("#chips label:visible")).to_have_count(12)
+    served.close()
+
+
 def test_a_model_that_is_gone_is_not_replaced_by_another_and_is_ticked_when_it_is_back(new_page: NewPage) -> None:
     fleet = Fleet("router-0")
     backends = [FakeBackend(replica_card(name, model_card(name))) for name in ("first", "second")]

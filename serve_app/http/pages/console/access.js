@@ -1,9 +1,11 @@
 // Tenants and keys, for administrators; for any other key its own usage alone.
 
 import { button, byId, copier, count, empty, make, on, removal, table, when } from "./dom.js";
-import { attempt } from "./problems.js";
-import { Refused, ask } from "./service.js";
+import { attemptIn } from "./problems.js";
+import { ask } from "./service.js";
 import { Usage } from "./usage.js";
+
+const attempt = attemptIn("access-problem");
 
 export class Access {
   /** document: what says which scopes there are */
@@ -14,20 +16,21 @@ export class Access {
     );
     this.usage = new Usage();
     this.change = document.components.schemas.TenantChange.properties;
-    on("edit-tenant", "submit", () => this.attempt(() => this.saveTenant()));
+    on("edit-tenant", "submit", () => attempt(() => this.saveTenant()));
     on("edit-cancel", "click", () => (byId("edit-tenant").hidden = true));
-    on("add-tenant", "submit", () => this.attempt(() => this.addTenant()));
-    on("add-key", "submit", () => this.attempt(() => this.addKey()));
+    on("add-tenant", "submit", () => attempt(() => this.addTenant()));
+    on("add-key", "submit", () => attempt(() => this.addKey()));
   }
 
   refresh() {
-    return this.attempt(() => this.look());
+    return attempt(() => this.look());
   }
 
   async look() {
     const isAdmin = await this.showAll();
     for (const section of document.querySelectorAll("[data-needs=admin]")) section.hidden = !isAdmin;
     await this.usage.refresh(isAdmin);
+    this.isShown = true;
   }
 
   /** Whether the key may see tenants and keys, which are shown then. */
@@ -38,7 +41,7 @@ export class Access {
       this.showKeys(keys.data);
       return true;
     } catch (error) {
-      if (error instanceof Refused && error.status === 403) return false;
+      if (error.status === 403) return false;
       throw error;
     }
   }
@@ -53,7 +56,8 @@ export class Access {
       ["", (each) => make("span", {}, this.editing(each), removal(`Remove ${each.name}`, "Remove", "It loses all its keys", () => this.remove(pathOf(each.name))))],
     ];
     byId("tenants").replaceChildren(tenants.length ? table("All tenants", columns, tenants) : empty("There is no tenant yet. Add the first one below."));
-    byId("key-tenant").replaceChildren(...tenants.map((each) => make("option", { value: each.name }, each.name)));
+    const { value } = byId("key-tenant");
+    byId("key-tenant").replaceChildren(...tenants.map(({ name }) => make("option", { selected: name === value }, name)));
   }
 
   editing(tenant) {
@@ -67,7 +71,7 @@ export class Access {
     const limits = { max_n: tenant.max_n, max_tokens: tenant.max_tokens, ...tenant.limits };
     byId("edit-fields").replaceChildren(
       field("weight", make("input", { type: "number", step: "any", value: tenant.weight, min: this.change.weight.minimum, max: this.change.weight.maximum })),
-      field("priority", make("select", {}, ...this.change.priority.enum.map((value) => make("option", { value, selected: value === tenant.priority }, value)))),
+      field("priority", make("select", {}, ...this.change.priority.enum.map((value) => make("option", { selected: value === tenant.priority }, value)))),
       field("models", make("input", { value: tenant.models.join(", ") })),
       ...Object.entries(limits).map(([name, value]) => field(name, make("input", { type: "number", step: "any", min: 0, value: value ?? "", placeholder: "no limit" }))),
     );
@@ -101,12 +105,12 @@ export class Access {
 
   keyActions(key) {
     const path = `admin/keys/${encodeURIComponent(key.id)}`;
-    const rotate = button("Rotate", () => this.attempt(async () => this.reveal(await ask(`${path}/rotate`, { method: "POST", body: {} }), "The old key stays good for a day.")), `Rotate ${key.id}`);
+    const rotate = button("Rotate", () => attempt(async () => this.reveal(await ask(`${path}/rotate`, { method: "POST", body: {} }), "The old key stays good for a day.")), `Rotate ${key.id}`);
     return make("span", {}, rotate, removal(`Revoke ${key.id}`, "Revoke", "It is good for nothing then", () => this.remove(path)));
   }
 
   remove(path) {
-    return this.attempt(async () => (await ask(path, { method: "DELETE" }), await this.look()));
+    return attempt(async () => (await ask(path, { method: "DELETE" }), await this.look()));
   }
 
   async addTenant() {
@@ -129,10 +133,6 @@ export class Access {
     byId("new-key").hidden = false;
     await this.look();
     byId("new-key").scrollIntoView({ block: "nearest" });
-  }
-
-  attempt(act) {
-    return attempt("access-problem", act);
   }
 }
 

@@ -1,8 +1,8 @@
 // Publishes adapters: what each name means, the version before, and a form for another; for keys that may.
 
 import { byId, empty, make, on, removal, table, when } from "./dom.js";
-import { attempt } from "./problems.js";
-import { Refused, ask } from "./service.js";
+import { attemptIn } from "./problems.js";
+import { ask } from "./service.js";
 
 const ROUTE = "admin/adapters";
 const short = (version) => make("code", { title: version }, version.slice(0, 12));
@@ -21,7 +21,7 @@ export class Adapters {
       byId("adapter-list").replaceChildren(listed.data.length ? this.table(listed.data) : empty("No adapter is served. Publish the first one below."));
       byId("adapters").hidden = false;
     } catch (error) {
-      if (!(error instanceof Refused && error.status === 403)) throw error;
+      if (error.status !== 403) throw error;
       byId("adapters").hidden = true;
     }
   }
@@ -68,6 +68,6 @@ export class Adapters {
   }
 
   attempt(act) {
-    return attempt("adapters-problem", async () => (await act(), await this.changed()));
+    return attemptIn("adapters-problem")(async () => (await act(), await this.changed()));
   }
 }

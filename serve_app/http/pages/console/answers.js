@@ -1,12 +1,13 @@
 // One card per answer: its text as it comes, its tokens where they were asked for, how it ended.
 
-import { byId, copier, make, on, seconds } from "./dom.js";
+import { button, byId, copier, make, on, seconds } from "./dom.js";
 import { picture } from "./images.js";
 import { markdown } from "./markdown.js";
 import { asCall, textOf } from "./memory.js";
 import { problem } from "./problems.js";
 import { Tokens } from "./tokens.js";
 
+const DRAW_MS = 250; // between two drawings of a text that grows
 const LEAST_MS = 20; // what comes within less came at once, and tells no speed
 const ENDS = { stop: "finished", length: "length reached", tool_calls: "calls a tool", abort: "was aborted", error: "failed" };
 
@@ -31,7 +32,8 @@ export class Answer {
     this.tokens = new Tokens(name);
     const title = make("h3", {}, name);
     const copying = copier(`Copy what ${name} wrote`, () => this.said);
-    this.rendering = make("button", { class: "small", "aria-pressed": "false", "aria-label": `Show what ${name} wrote as Markdown`, click: () => this.render() }, "Markdown");
+    this.rendering = button("Markdown", () => this.render(), `Show what ${name} wrote as Markdown`);
+    this.rendering.ariaPressed = false;
     this.called = make("div", { class: "calls" });
     this.before = turns.map(shown);
     this.footer = make("footer", {}, this.stats, make("span", { class: "buttons" }, this.rendering, copying));
@@ -45,11 +47,12 @@ export class Answer {
 
   /** Shows the texts of the model as Markdown, or as they are again. */
   render(isOn = this.rendered.hidden) {
+    this.drawing = clearTimeout(this.drawing);
     this.rendered.replaceChildren(...(isOn ? markdown(this.words.data) : []));
     this.rendered.hidden = !isOn;
     this.turns.forEach((turn, at) => turn.role === "assistant" && this.before[at].lastChild.replaceChildren(...(isOn ? markdown(textOf(turn)) : [textOf(turn)])));
     this.written.hidden = isOn;
-    this.rendering.setAttribute("aria-pressed", String(isOn));
+    this.rendering.ariaPressed = isOn;
   }
 
   /** What came of a completion; offsets of tokens are characters of the whole text. */
@@ -57,7 +60,8 @@ export class Answer {
     const points = [...text];
     const offsets = (logprobs?.text_offset ?? []).map((offset) => Math.min(points.length, Math.max(0, offset - this.numPoints)));
     this.begin(text);
-    this.belongsToLast(points.slice(0, offsets[0] ?? points.length).join(""));
+    const before = points.slice(0, offsets[0] ?? points.length).join("");
+    if (before && this.tokens.tokens.length) this.tokens.extend(before);
     offsets.forEach((offset, at) => {
       const top = Object.entries(logprobs.top_logprobs?.[at] ?? {}).sort((one, two) => two[1] - one[1]);
       const shown = points.slice(offset, offsets[at + 1] ?? points.length).join("");
@@ -96,7 +100,7 @@ export class Answer {
 
   /** Asks the person what each function gave. */
   askForResults() {
-    const fields = this.calls.map((call) => make("label", {}, `What ${call.function.name} gave`, make("textarea", { rows: 2, spellcheck: "false" })));
+    const fields = this.calls.map((call) => make("label", {}, `What ${call.function.name} gave`, make("textarea", { rows: 2 })));
     const send = make("button", { type: "submit", class: "small" }, "Send results");
     const form = make("form", {}, ...fields, send);
     on(form, "submit", () => this.reply(this.calls.map(({ id }, at) => ({ role: "tool", tool_call_id: id, content: fields[at].querySelector("textarea").value }))));
@@ -108,7 +112,7 @@ export class Answer {
     this.firstAt ??= this.lastAt;
     if (!this.isOver) this.tag.textContent = "writing";
     this.words.appendData(text);
-    if (!this.rendered.hidden) this.drawing ??= requestAnimationFrame(() => ((this.drawing = null), this.rendered.hidden || this.render(true)));
+    if (!this.rendered.hidden) this.drawing ??= setTimeout(() => this.render(true), DRAW_MS);
   }
 
   addToken(token) {
@@ -118,10 +122,6 @@ export class Answer {
       this.footer.before(this.tokens.inspector);
     }
     this.tokens.add(token);
-  }
-
-  belongsToLast(text) {
-    if (text && this.tokens.tokens.length) this.tokens.extend(text);
   }
 
   finish(reason) {
@@ -158,7 +158,7 @@ export class Answer {
     this.isOver = true;
     this.tag.textContent = words;
     this.tag.className = `tag ${kind}`;
-    this.text.setAttribute("aria-busy", "false");
+    this.text.ariaBusy = false;
     this.written.classList.remove("is-writing");
     const isBare = !this.words.data && this.calls.length > 0;
     this.render(!isBare && (byId("markdown").checked || !this.rendered.hidden));

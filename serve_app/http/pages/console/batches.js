@@ -1,14 +1,15 @@
 // Batches of the key's tenant: a file of requests is sent, its progress is followed, its answers are saved.
 
 import { button, byId, count, empty, make, on, removal, save, table, when } from "./dom.js";
-import { attempt, show } from "./problems.js";
-import { ask, download } from "./service.js";
+import { attemptIn, show } from "./problems.js";
+import { Lost, ask, download } from "./service.js";
 
 const EVERY_MS = 2000;
 const WINDOW = "24h";
 const KINDS = { completed: "good", failed: "bad", expired: "bad" };
 const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
 const MOST_LISTED = 100;
+const attempt = attemptIn("batches-problem");
 
 const nameOf = (batch) => batch.metadata?.name ?? batch.id;
 
@@ -17,21 +18,24 @@ export class Batches {
   constructor(document) {
     this.endpoints = document.components.schemas.NewBatch.properties.endpoint.enum;
     this.listed = "";
-    on("send-batch", "submit", () => this.attempt(() => this.send()));
+    on("send-batch", "submit", () => attempt(() => this.send()));
   }
 
   refresh() {
-    return this.attempt(() => this.look());
+    return attempt(() => this.look());
   }
 
   /** Lists the batches, and looks again while one has not ended and the person is here. */
   async look() {
     clearTimeout(this.timer);
-    let isOver = false;
+    let goesOn = false;
     try {
-      isOver = await this.fetch();
+      goesOn = await this.fetch();
+    } catch (error) {
+      goesOn = error instanceof Lost || error.status >= 500 || error.status === 429;
+      throw error;
     } finally {
-      if (!isOver) this.timer = setTimeout(() => byId("batches").hidden || this.follow(), EVERY_MS);
+      if (goesOn) this.timer = setTimeout(() => byId("batches").hidden || this.follow(), EVERY_MS);
     }
   }
 
@@ -42,14 +46,15 @@ export class Batches {
     if (before || this.fault) show("batches-problem", this.fault);
   }
 
-  /** Whether all of them have ended. */
+  /** Whether one of them has not ended. */
   async fetch() {
     const { data, has_more: hasMore } = await ask(`v1/batches?limit=${MOST_LISTED}`);
     const listed = JSON.stringify(data.map((each) => [each.id, each.status]));
     if (listed === this.listed) data.forEach((each) => byId(`progress-${each.id}`).replaceChildren(...progress(each))); // buttons stay
     else this.list(data, hasMore);
     this.listed = listed;
-    return data.every((each) => ENDED.has(each.status));
+    this.isShown = true;
+    return data.some((each) => !ENDED.has(each.status));
   }
 
   list(data, hasMore) {
@@ -67,9 +72,9 @@ export class Batches {
   actions(batch) {
     const files = [["Answers", batch.output_file_id], ["Failures", batch.error_file_id]].filter(([, id]) => id);
     const saving = files.map(([word, id]) =>
-      button(word, () => this.attempt(() => this.save(word, id, batch)), `Save ${word.toLowerCase()} of ${nameOf(batch)}`),
+      button(word, () => attempt(() => this.save(word, id, batch)), `Save ${word.toLowerCase()} of ${nameOf(batch)}`),
     );
-    const cancel = () => this.attempt(async () => (await ask(`v1/batches/${batch.id}/cancel`, { method: "POST" }), await this.look()));
+    const cancel = () => attempt(async () => (await ask(`v1/batches/${batch.id}/cancel`, { method: "POST" }), await this.look()));
     const mayCancel = !ENDED.has(batch.status) && batch.status !== "cancelling";
     return make("span", {}, ...saving, mayCancel ? removal(`Cancel ${nameOf(batch)}`, "Cancel", "No more of its lines begin", cancel) : null);
   }
@@ -91,10 +96,6 @@ export class Batches {
     await ask("v1/batches", { method: "POST", body });
     byId("send-batch").reset();
     await this.look();
-  }
-
-  attempt(act) {
-    return attempt("batches-problem", act);
   }
 }
 

@@ -31,7 +31,7 @@ export class Chosen {
 
   /** Those that refuse a parameter, whatever is sent for it. */
   refusing(parameter) {
-    return this.names.filter((name) => this.entry(name)?.refuses.includes(parameter));
+    return this.names.filter((name) => this.entry(name)?.refuses?.includes(parameter));
   }
 
   /** Says what those that are chosen cannot do. capability: what is asked of them;  absent: that were chosen, and are not served */
@@ -56,7 +56,7 @@ export class Chosen {
     const boxes = [...byId("chips").querySelectorAll("input")];
     if (names.length && boxes.map((box) => box.value).join("\n") === names.join("\n")) {
       for (const box of boxes) box.checked = ticked.has(box.value); // the focus stays
-      return;
+      return this.find();
     }
     const chips = names.map((name) => make("label", {}, make("input", { type: "checkbox", value: name, checked: ticked.has(name) }), name));
     byId("chips").replaceChildren(...(chips.length ? chips : [make("p", { class: "muted" }, why)]));
@@ -67,7 +67,8 @@ export class Chosen {
 
   /** Leaves the first names in which a text stands, and those that are ticked. */
   find() {
-    const wanted = byId("find-model").value.trim().toLowerCase();
+    const { hidden, value } = byId("find-model");
+    const wanted = hidden ? "" : value.trim().toLowerCase();
     let room = SHOWN;
     for (const label of byId("chips").querySelectorAll("label")) {
       const isFound = room > 0 && label.textContent.toLowerCase().includes(wanted);

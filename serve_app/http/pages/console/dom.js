@@ -7,11 +7,11 @@ export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   if (tag === "button") element.type = "button";
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === undefined || value === null || value === false) continue;
+    if ((value ?? false) === false) continue;
     if (typeof value === "function") element.addEventListener(name, value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  element.append(...children.filter((child) => (child ?? null) !== null));
   return element;
 }
 
@@ -62,10 +62,10 @@ export function removal(label, word, consequence, act) {
   const say = (sure) => {
     button.dataset.sure = sure;
     button.textContent = sure ? `${consequence}: press again` : word;
-    button.setAttribute("aria-label", sure ? `${label}. ${consequence}: press again` : label);
+    button.ariaLabel = sure ? `${label}. ${consequence}: press again` : label;
   };
-  button.addEventListener("blur", () => say(""));
-  button.addEventListener("click", () => (button.dataset.sure ? void act() : say("yes")));
+  on(button, "blur", () => say(""));
+  on(button, "click", () => (button.dataset.sure ? void act() : say("yes")));
   return button;
 }
 

@@ -1,6 +1,6 @@
 // Images that go with a message of a chat: chosen, dropped or pasted. They are sent as data addresses.
 
-import { byId, make } from "./dom.js";
+import { byId, make, on } from "./dom.js";
 import { show } from "./problems.js";
 
 const HEIGHT = 48;
@@ -9,10 +9,10 @@ export class Images {
   constructor() {
     this.chosen = [];
     const [input, message] = [byId("images"), byId("message")];
-    input.addEventListener("change", async () => (await this.take(input.files), (input.value = "")));
-    message.addEventListener("paste", (event) => this.takeFrom(event, event.clipboardData));
-    message.addEventListener("dragover", (event) => this.isOffered && event.dataTransfer.types.includes("Files") && event.preventDefault());
-    message.addEventListener("drop", (event) => this.takeFrom(event, event.dataTransfer));
+    on(input, "change", async () => (await this.take(input.files), (input.value = "")));
+    on(message, "paste", (event) => this.takeFrom(event, event.clipboardData));
+    on(message, "dragover", (event) => this.isOffered && event.dataTransfer.types.includes("Files") && event.preventDefault());
+    on(message, "drop", (event) => this.takeFrom(event, event.dataTransfer));
   }
 
   /** Whether a chosen model takes any. */

@@ -9,20 +9,18 @@ const MAX_SAMPLES = 120;
 export class Live {
   constructor() {
     this.samples = [];
-    this.last = null;
-    this.stopping = null;
   }
 
   /** Listens until `stop`, again and again: a stream ends after some minutes by itself. */
   async start() {
     this.stop();
-    const stopping = (this.stopping = new AbortController());
+    const { signal } = (this.stopping = new AbortController());
     this.last = null;
-    while (!stopping.signal.aborted) {
+    while (!signal.aborted) {
       try {
-        for await (const data of listen("live", { signal: stopping.signal })) this.see(JSON.parse(data));
+        for await (const data of listen("live", { signal })) this.see(JSON.parse(data));
       } catch (error) {
-        if (stopping.signal.aborted) return;
+        if (signal.aborted) return;
         if (error instanceof Refused) {
           byId("live-body").hidden = true;
           show("live-problem", error);
@@ -87,7 +85,7 @@ function chart(samples) {
   const drawn = points.length > 1 ? [shape("polygon", { points: `${first},88 ${points.join(" ")} 600,88` }), shape("polyline", { points: points.join(" ") })] : [];
   byId("chart").replaceChildren(floor, ...drawn);
   const told = samples.length ? `now ${samples.at(-1).toFixed(0)}, at most ${Math.max(...samples).toFixed(0)} tokens per second` : "No tokens yet";
-  byId("chart").setAttribute("aria-label", told);
+  byId("chart").ariaLabel = told;
 }
 
 function gauge(value, most, text) {

@@ -13,7 +13,7 @@ import { show } from "./problems.js";
 import { Lost, Refused, ask, session, signals, watch } from "./service.js";
 
 const LINKS = [...byId("sections").children];
-const FIRST = location.pathname.includes("/docs") ? "api" : "playground";
+const FIRST = /\/docs\/*$/.test(location.pathname) ? "api" : "playground";
 const live = new Live();
 let playground = null;
 let api = null;
@@ -36,12 +36,11 @@ async function enter() {
     for (const link of LINKS) link.hidden = link.dataset.needs === "keys" && !asksForKeys;
     await look();
   } catch (error) {
-    if (error instanceof Refused && error.status === 401) return;
-    if (!(error instanceof Lost)) throw error;
+    if (error.status !== 401 && !(error instanceof Lost)) throw error;
   }
 }
 
-/** Shows the section that the address names; of a service that came back nothing is chosen anew. */
+/** Shows the section that the address names. again: the page looks by itself, and disturbs nobody */
 async function look({ again = false } = {}) {
   const [wanted, query] = location.hash.slice(1).split("?");
   const name = LINKS.some((link) => link.hash === `#${wanted}` && !link.hidden) ? wanted : FIRST;
@@ -54,8 +53,8 @@ async function look({ again = false } = {}) {
       if (refused?.status === 403 && guarded.access && !wanted) location.replace("#access"); // a key that is for something else
     }
     if (name === "models") await showAll();
-    if (name === "api") api.open(new URLSearchParams(query).get("part"));
-    await guarded[name]?.refresh();
+    if (name === "api") api.open(again ? null : new URLSearchParams(query).get("part"));
+    if (!again || !guarded[name]?.isShown) await guarded[name]?.refresh();
   } catch (error) {
     if (!(error instanceof Lost || error instanceof Refused)) throw error;
   }

@@ -2,7 +2,8 @@
 
 import { make } from "./dom.js";
 
-const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*(?!\*)|__(.+?)__|~~(.+?)~~|\*([^\s*](?:.*?[^\s*])?)\*/gs;
+// Looks no further for the end of each mark: many that nothing ends would take the square of a text.
+const INLINE = /(`+)(.{1,999}?)\1|\*\*(.{1,999}?)\*\*(?!\*)|__(.{1,999}?)__|~~(.{1,999}?)~~|\*([^\s*](?:.{0,999}?[^\s*])?)\*/gs;
 const FENCE = /^ {0,3}(```+|~~~+)/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
 const QUOTE = /^ {0,3}>\s?/;

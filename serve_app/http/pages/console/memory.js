@@ -17,7 +17,7 @@ function nameOfPast() {
 
 const nameOfPlace = () => `${WHERE}${nameOfPast().slice(PAST.length)}`;
 const place = () => (localStorage.getItem(nameOfPlace()) === "tab" ? sessionStorage : localStorage);
-const withoutImages = (_, value) => (value?.type === "image_url" ? { type: "text", text: "[an image, which is not kept]" } : value);
+export const withoutImages = (_, value) => (value?.type === "image_url" ? { type: "text", text: "[an image, which is not kept]" } : value);
 
 function read(storage, name) {
   try {

@@ -20,7 +20,7 @@ export async function showModels() {
 
 const isAdapterOf = (base, entry) => entry.id.startsWith(`${base.id}:`);
 const tryIt = (...names) => `#playground?${names.map((name) => `model=${encodeURIComponent(name)}`).join("&")}`;
-const trying = ({ id }) => make("a", { href: tryIt(id) }, "Try it", make("span", { class: "unseen" }, ` with ${id}`));
+const trying = ({ id, capabilities }) => capabilities.length ? make("a", { href: tryIt(id) }, "Try it", make("span", { class: "unseen" }, ` with ${id}`)) : null;
 
 function cardOf(base, entries) {
   const adapters = entries.filter((entry) => entry.parent === base.id && isAdapterOf(base, entry));
@@ -30,7 +30,7 @@ function cardOf(base, entries) {
     "header", {},
     make("h2", {}, base.id),
     make("span", { class: "muted" }, facts.join(" · ")),
-    base.capabilities.length ? trying(base) : null,
+    trying(base),
     adapters.length > 1 ? make("a", { href: tryIt(...adapters.map((entry) => entry.id)) }, "Compare its adapters") : null,
   );
   const body = adapters.length ? list(`Adapters of ${base.id}`, adapters, "files") : empty("It has no adapters.");

@@ -1,6 +1,6 @@
 // The controls of parameters: ranges, defaults and descriptions are those of the service.
 
-import { byId, make } from "./dom.js";
+import { byId, make, on } from "./dom.js";
 import { valueOf } from "./schema.js";
 
 const FIRST = ["max_tokens", "temperature", "top_p", "seed", "stop"];
@@ -16,8 +16,8 @@ export class Parameters {
     this.refusing = () => [];
     this.grid = byId("parameters");
     this.more = byId("more");
-    this.more.addEventListener("change", () => this.pick());
-    for (const event of ["focusin", "pointerover"]) this.grid.addEventListener(event, (at) => this.tell(at.target));
+    on(this.more, "change", () => this.pick());
+    for (const event of ["focusin", "pointerover"]) on(this.grid, event, (at) => this.tell(at.target));
     FIRST.forEach((name) => this.add(name));
     this.offer();
   }
@@ -72,7 +72,7 @@ export class Parameters {
     if (isRemovable) heading.append(this.removal(name));
     const range = make("p", { class: "range" }, this.told(name));
     const about = make("span", { class: "unseen", id: `${control.id}-about` }, `${each.about} Must be ${each.words}.`);
-    const isWide = each.kind === "texts" || each.kind === "json" || each.kind === "text";
+    const isWide = ["texts", "json", "text"].includes(each.kind);
     this.grid.append(make("div", { class: isWide ? "field wide" : "field", "data-parameter": name }, heading, control, range, about));
     this.shown.set(name, control);
     return control;
@@ -81,10 +81,10 @@ export class Parameters {
   control(each) {
     const id = `parameter-${each.name}`;
     const shared = { id, "aria-describedby": `${id}-about` };
-    const usual = each.default === null || each.default === undefined ? "not set" : `default ${JSON.stringify(each.default)}`;
+    const usual = (each.default ?? null) === null ? "not set" : `default ${JSON.stringify(each.default)}`;
     if (each.kind === "boolean" || each.kind === "choice") {
       const values = each.kind === "boolean" ? ["true", "false"] : each.form.enum;
-      const options = values.map((value) => make("option", { value }, value));
+      const options = values.map((value) => make("option", {}, value));
       return make("select", shared, make("option", { value: "" }, usual), ...options);
     }
     if (each.kind === "texts" || each.kind === "json") {

@@ -1,7 +1,7 @@
 // Earlier requests: a list that brings one back, and that can be saved, kept in the browser or forgotten.
 
 import { button, byId, make, on, removal, save, when } from "./dom.js";
-import { memory, replyOf, textOf } from "./memory.js";
+import { memory, replyOf, textOf, withoutImages } from "./memory.js";
 
 export class Past {
   /** again: takes the request that is pressed */
@@ -17,13 +17,14 @@ export class Past {
     on("find-past", "input", () => this.show());
   }
 
-  /** Adds one; a chat takes the place of what it goes on from, but for models that are asked no more. */
+  /** Adds one; a chat takes the place of the one that it goes on from, but for models that are asked no more. */
   add(request) {
     const { kind, chat } = request.draft;
-    const goesOn = ({ draft }) => kind === "chat" && draft.kind === kind && draft.chat === chat;
+    const goesOn = (old) => request.answers.every((each) => old.name !== each.name || begins(old.turns, each.turns));
     const { past } = memory;
-    const others = past.find(goesOn)?.answers.filter(({ name }) => request.answers.every((each) => each.name !== name)) ?? [];
-    this.keep([{ ...request, answers: [...request.answers, ...others] }, ...past.filter((each) => !goesOn(each))]);
+    const before = past.find(({ draft, answers }) => kind === "chat" && draft.kind === kind && draft.chat === chat && answers.every(goesOn));
+    const others = before?.answers.filter(({ name }) => request.answers.every((each) => each.name !== name)) ?? [];
+    this.keep([{ ...request, answers: [...request.answers, ...others] }, ...past.filter((each) => each !== before)]);
   }
 
   keep(past) {
@@ -49,6 +50,9 @@ export class Past {
   }
 }
 
+/** Whether turns are the first of others; two tabs may go on from the same ones. */
+const begins = (turns, others) => JSON.stringify(others, withoutImages).startsWith(JSON.stringify(turns, withoutImages).slice(0, -1));
+
 const askedIn = ({ draft, answers }) => (draft.kind === "chat" ? textOf(answers[0].turns.find(({ role }) => role === "user")) : draft.prompt);
 
 const textsOf = (request) => [askedIn(request), ...request.answers.flatMap(({ name, text, turns = [] }) => [name, text, ...turns.map(textOf)])];
@@ -61,7 +65,7 @@ function asMarkdown(past) {
     ...(draft.kind === "chat" ? [] : ["", "**prompt**", fenced(draft.prompt)]),
     ...answers.flatMap(({ name, text, end, turns = [], calls = [] }) => ["", `## ${name}`, ...turns.flatMap((turn) => ["", `**${turn.role}**`, fenced(textOf(turn))]), "", `**answer** (${end})`, fenced(textOf(replyOf(text, calls)))]),
   ];
-  return `${past.flatMap((each) => [...of(each), ""]).join("\n")}`;
+  return past.flatMap((each) => [...of(each), ""]).join("\n");
 }
 
 /** A text between marks that are longer than any within it. */

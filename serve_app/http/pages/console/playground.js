@@ -17,10 +17,7 @@ import { Tools } from "./tools.js";
 
 const form = byId("composer");
 const NARROW = "(max-width: 860px)";
-const FIRST = {
-  completion: "A prompt is there already: press Complete.",
-  chat: "Write a message and press Send.",
-};
+const FIRST = { completion: "A prompt is there already: press Complete.", chat: "Write a message and press Send." };
 const GOES_ON = "The chat goes on where it was. Start over begins a new one.";
 const NO_MODEL = "Tick a model above, or write its address, such as base:adapter or a mix base:one*0.6+two*0.4.";
 const TEXTS = ["address", "prompt", "system", "message"];
@@ -41,7 +38,6 @@ export class Playground {
     this.wanted = []; // models that are to be ticked once they are served
     this.threads = new Map();
     this.chat = Date.now(); // names what the threads have in common
-    this.stopping = null;
     on(form, "submit", () => this.run());
     on(form, "input", (event) => this.changed(event.target));
     on(form, "keydown", (event) => this.pressed(event));
@@ -76,7 +72,7 @@ export class Playground {
 
   /** Puts an earlier request back into the form, with what was answered then; a chat goes on from there. */
   again({ draft, answers }) {
-    this.stopping?.abort();
+    this.drop();
     const isChat = draft.kind === "chat";
     const before = isChat ? { message: "", threads: answers.map(threadOf).reverse() } : { threads: [...this.threads], chat: this.chat };
     const models = this.restore({ ...draft, ...before });
@@ -162,15 +158,13 @@ export class Playground {
 
   /** Bodies and the names of the models that each is for: a chat has a thread with each model. */
   requests() {
-    if (!this.chosen.names.length) return [];
-    if (this.kind === "completion") {
-      const names = this.chosen.names;
-      return [{ names, body: { model: names.length === 1 ? names[0] : names, prompt: byId("prompt").value, ...this.shared() } }];
-    }
+    const { names } = this.chosen;
+    if (!names.length) return [];
+    if (this.kind === "completion") return [{ names, body: { model: names.length === 1 ? names[0] : names, prompt: byId("prompt").value, ...this.shared() } }];
     const text = byId("message").value;
     const images = this.images.parts;
     const content = images.length ? [{ type: "text", text }, ...images] : text;
-    return this.chosen.names.map((name) => this.chatWith(name, [{ role: "user", content }]));
+    return names.map((name) => this.chatWith(name, [{ role: "user", content }]));
   }
 
   /** said: what this model is told next, behind what was said before */
@@ -188,18 +182,17 @@ export class Playground {
 
   likelihoods() {
     if (!byId("likely").checked) return {};
-    const most = this.parameters.known.get(this.kind === "chat" ? "top_logprobs" : "logprobs").form.maximum ?? 5;
-    const number = Math.min(5, most);
+    const number = Math.min(5, this.parameters.known.get(this.kind === "chat" ? "top_logprobs" : "logprobs").form.maximum ?? 5);
     return this.kind === "chat" ? { logprobs: true, top_logprobs: number } : { logprobs: number };
   }
 
   /** requests: what is sent, by default what stands in the form;  before: the answers that give way */
   async run(requests = this.requests(), before = [...byId("answers").children]) {
-    this.stopping?.abort();
-    const stopping = (this.stopping = new AbortController());
+    this.drop();
     unmark(form);
     show("problem", null);
     if (!requests.length) return mark(form, { param: "model", message: NO_MODEL });
+    const stopping = (this.stopping = new AbortController());
     this.isRunning(true);
     const startedAt = performance.now();
     const draft = this.draft();
@@ -218,11 +211,10 @@ export class Playground {
 
   cardsOf({ names, body }) {
     const number = Number.isInteger(body.n) && body.n > 0 && body.n <= 16 ? body.n : 1;
-    const turns = body.messages ?? [];
     const cards = names.flatMap((name) =>
       Array.from({ length: number }, (_, at) => {
         const reply = body.messages && !at ? (results) => this.goOn(name, results, card) : null;
-        const card = new Answer(number > 1 ? `${name} #${at + 1}` : name, { turns, prompt: body.echo ? "" : body.prompt, reply });
+        const card = new Answer(number > 1 ? `${name} #${at + 1}` : name, { turns: body.messages, prompt: body.echo ? "" : body.prompt, reply });
         return card;
       }),
     );
@@ -273,9 +265,17 @@ export class Playground {
     void this.run([this.chatWith(name, results)], [card.element]);
   }
 
+  /** Ends what is being written, of which nothing is told or kept then. */
+  drop() {
+    this.stopping?.abort();
+    this.stopping = null;
+    this.isRunning(false);
+    byId("summary").textContent = "";
+  }
+
   /** Forgets every chat. */
   startOver() {
-    this.stopping?.abort();
+    this.drop();
     this.threads.clear();
     this.chat = Date.now();
     this.keep();

@@ -22,7 +22,7 @@ export function show(id, error) {
 }
 
 /** Carries out what may be refused, and shows why it was: in the form that was sent, else in a place of its own. No button of that section is pressed twice. */
-export async function attempt(id, act) {
+export const attemptIn = (id) => async (act) => {
   const focused = document.activeElement;
   const place = focused.closest("form") ?? byId(id);
   const buttons = byId(id).closest("section").querySelectorAll("button:enabled");
@@ -38,7 +38,7 @@ export async function attempt(id, act) {
   }
   for (const each of buttons) each.disabled = false;
   if ([document.body, byId("main")].includes(document.activeElement)) (focused.isConnected ? focused : byId("main")).focus({ preventScroll: true });
-}
+};
 
 /** Marks the field of the parameter at fault within a form, and takes the person there. */
 export function mark(form, error) {
@@ -51,7 +51,7 @@ export function mark(form, error) {
   if (folded) folded.open = true;
   field.append(make("p", { class: "fault", id }, error.message));
   const control = field.querySelector("input, select, textarea");
-  control.setAttribute("aria-invalid", "true");
+  control.ariaInvalid = true;
   control.dataset.described = control.getAttribute("aria-describedby") ?? "";
   control.setAttribute("aria-describedby", `${control.dataset.described} ${id}`.trim());
   control.focus();
@@ -64,7 +64,6 @@ export function unmark(form) {
     field.querySelector(".fault")?.remove();
     const control = field.querySelector("[aria-invalid]");
     control?.removeAttribute("aria-invalid");
-    if (control?.dataset.described) control.setAttribute("aria-describedby", control.dataset.described);
-    else control?.removeAttribute("aria-describedby");
+    control?.setAttribute("aria-describedby", control.dataset.described);
   }
 }

@@ -2,9 +2,7 @@
 
 import { ask, listen, refusalIn } from "./service.js";
 
-const PATHS = { completion: "v1/completions", chat: "v1/chat/completions" };
-
-export const pathOf = (kind) => PATHS[kind];
+export const PATHS = { completion: "v1/completions", chat: "v1/chat/completions" };
 
 /**
  * Raises Refused, Lost, AbortError; answers that had not ended are left as they are then.

@@ -166,12 +166,7 @@ async function open(path, { method, body, signal, lastId, accept = "application/
 
 async function said(response) {
   const text = await response.text().catch((error) => broken(error));
-  let body = null;
-  try {
-    body = JSON.parse(text);
-  } catch {
-    body = null;
-  }
+  const body = await new Response(text).json().catch(() => null);
   if (response.ok && body !== null) return body;
   if (body === null && NO_ANSWER.has(response.status)) broken(new Error(text));
   const refused = new Refused(response.status, body ?? { message: text.slice(0, 2000) }, response.headers);

@@ -1,7 +1,7 @@
 // Writes a request as a command and as a program that do the same.
 
 import { byId, copier, on } from "./dom.js";
-import { pathOf } from "./requests.js";
+import { PATHS } from "./requests.js";
 import { address, session } from "./service.js";
 
 const NAMED = new Set(["model", "prompt", "messages", "stream", "max_tokens", "temperature", "top_p", "seed", "stop", "n", "logprobs", "top_logprobs", "presence_penalty", "frequency_penalty"]);
@@ -18,13 +18,13 @@ export class Code {
   }
 
   speak(chosen) {
-    for (const button of this.buttons) button.setAttribute("aria-pressed", String(button === chosen));
+    for (const button of this.buttons) button.ariaPressed = button === chosen;
     this.write();
   }
 
   write() {
     if (!byId("code").open) return;
-    const language = this.buttons.find((button) => button.getAttribute("aria-pressed") === "true").dataset.language;
+    const language = this.buttons.find((button) => button.ariaPressed === "true").dataset.language;
     const written = language === "curl" ? asCurl : asPython;
     byId("code-text").textContent = this.requests().map(({ body }) => written(body.messages ? "chat" : "completion", body)).join("\n\n") || "Choose a model first.";
   }
@@ -33,7 +33,7 @@ export class Code {
 function asCurl(kind, body) {
   const key = session.key ? ` \\\n  -H "authorization: Bearer $SERVE_APP_KEY"` : "";
   const quoted = JSON.stringify(body, null, 1).replace(/\n\s*/g, " ").replaceAll("'", "'\\''");
-  return `curl -N ${address(pathOf(kind))} \\\n  -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`;
+  return `curl -N ${address(PATHS[kind])} \\\n  -H 'content-type: application/json'${key} \\\n  -d '${quoted}'`;
 }
 
 function asPython(kind, body) {

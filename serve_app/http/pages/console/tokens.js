@@ -72,7 +72,7 @@ export class Tokens {
     this.tokens[this.at]?.element.setAttribute("aria-selected", "false");
     this.at = at;
     const token = this.tokens[at];
-    token.element.setAttribute("aria-selected", "true");
+    token.element.ariaSelected = true;
     this.element.setAttribute("aria-activedescendant", token.element.id);
     this.inspector.replaceChildren(heading(token), list(token));
   }

@@ -1,7 +1,7 @@
 // What was used: bars by day, divided by model or tenant, and the same figures as a table.
 
 import { byId, count, empty, make, on, shape, table } from "./dom.js";
-import { attempt } from "./problems.js";
+import { attemptIn } from "./problems.js";
 import { ask } from "./service.js";
 
 const DAY_MS = 86_400_000;
@@ -23,7 +23,7 @@ export class Usage {
     this.rows = [];
     byId("usage-measure").replaceChildren(...Object.entries(MEASURES).map(([value, [title]]) => make("option", { value }, title)));
     for (const id of ["usage-measure", "usage-by"]) on(id, "change", () => this.draw());
-    on("usage-days", "change", () => attempt("access-problem", () => this.refresh(this.isAdmin)));
+    on("usage-days", "change", () => attemptIn("access-problem")(() => this.refresh(this.isAdmin)));
   }
 
   /** isAdmin: whether all tenants are told of, else the key's own alone */
@@ -55,7 +55,7 @@ export class Usage {
     byId("usage-caption").textContent = `${told(sum(totals))} ${title} in ${this.days.length} days, at most ${told(most)} in one`;
     byId("usage-bars").replaceChildren(...bars(series, { days: this.days, most, told }));
     byId("usage-bars").setAttribute("viewBox", `0 0 ${this.days.length} ${HEIGHT}`);
-    byId("usage-bars").setAttribute("aria-label", `${title} by day; the lines below have the figures`);
+    byId("usage-bars").ariaLabel = `${title} by day; the lines below have the figures`;
     byId("usage-first").textContent = this.days[0];
     byId("usage-last").textContent = this.days.at(-1);
     const keys = series.map(([name, values], at) => make("li", {}, make("span", { class: `key s${at}` }), make("code", {}, name), ` ${told(sum([...values.values()]))}`));
