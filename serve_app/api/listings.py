@@ -114,7 +114,7 @@ class ModelEntry:
     version: digest of an adapter's files, which `base:adapter@version` pins; None of anything else
     default_sampling: sampling that the model's folder recommends, for dialects that take it from there
     engine: what computes it;  lacks: what this engine cannot do for a request
-    refuses: parameters that nobody may send, as its operator, or its engine, does not record what they ask for
+    refuses: of the recordings, those that nobody may ask for, as its operator or its engine does not allow them
     capabilities: what may be sent to it: chats, tools in them, images
     """
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import socket
 import sys
@@ -121,8 +123,28 @@ def environment(
     return {each.name: each.value for each in settings} | (_free_ports(port) if has_haproxy else {}) | dict(base)
 
 
-CLAIMS: list[socket.socket] = []
-"""Names that tell others which ports this process has given away, until it ends: who is to listen comes later."""
+CLAIMS: dict[tuple[str, int], int] = {}
+"""Descriptors of names that tell others, until this process ends, which ports it gave away: listeners come later."""
+
+
+def claim(host: str, port: int) -> bool:
+    """Claim a port for this process, and return whether no other has; it may be claimed again."""
+    if (host, port) in CLAIMS or sys.platform != "linux":
+        return True
+    name = socket.socket(socket.AF_UNIX)  # ends with its process; one set of names for each network, as of ports
+    try:
+        name.bind(f"\0serve_app port {host}:{port}")
+    except OSError as error:
+        name.close()
+        return error.errno != errno.EADDRINUSE
+    CLAIMS[host, port] = name.detach()
+    return True
+
+
+def release(host: str, port: int) -> None:
+    """Let others claim a port again."""
+    if (host, port) in CLAIMS:
+        os.close(CLAIMS.pop((host, port)))
 
 
 def _free_ports(service: int | None) -> dict[str, str]:
@@ -145,13 +167,9 @@ def _is_had(port: int, held: ExitStack) -> bool:
     """Return whether nobody listens at a port or has claimed it; this process claims it."""
     try:
         held.enter_context(socket.create_server((LOOPBACK, port)))
-        if sys.platform == "linux":  # names that end with their process, one set for each network as ports are
-            claim = socket.socket(socket.AF_UNIX)
-            CLAIMS.append(claim)
-            claim.bind(f"\0serve_app port {port}")
     except OSError:
         return False
-    return True
+    return claim(LOOPBACK, port)
 
 
 def cluster_settings(base: Mapping[str, str], *, has_haproxy: bool) -> tuple[Setting, ...]:

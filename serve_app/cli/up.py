@@ -21,7 +21,7 @@ from serve_app.check.document import Finding, Severity
 from serve_app.check.ray_environment import is_behind_haproxy
 from serve_app.cli.address import Address, address_of, args_of, read_cluster_file, store_of
 from serve_app.cli.cluster import LOCAL
-from serve_app.cli.environment import RUN_VARIABLE, cluster_settings, environment, overridden
+from serve_app.cli.environment import RUN_VARIABLE, claim, cluster_settings, environment, overridden, release
 from serve_app.cli.log_file import MAX_READ, last_lines, log_path, opened, told_by
 from serve_app.cli.log_file import telling as telling_lines
 from serve_app.cli.processes import (
@@ -97,7 +97,7 @@ def serve_until_interrupted(
     log: where its processes' lines go; None is this port's own file, and "-" is here
     """
     address = address_of(file, port)
-    if address.is_taken():
+    if address.is_taken() or not claim(address.host, address.port):
         raise CommandFailed(taken(address, file))
     path = log_path(address, log)
     told = JsonTelling() if as_json else LineTelling()
@@ -111,6 +111,7 @@ def serve_until_interrupted(
         cluster = _start(file, run, address, path, at, has_haproxy=has_haproxy, has_dashboard=has_dashboard)
         return _serve(cluster, Path(file), told)
     finally:
+        release(address.host, address.port)
         end_runs(run)
         guard.communicate()  # closes its stdin
 
@@ -131,8 +132,8 @@ def taken(address: Address, file: str) -> str:
     holder = listener_on(address.port)
     beside = f"or serve on another port: `serve_app up {file} --port N`, or http_options.port in the file"
     if holder is None:
-        whose = "a process of another user listens there, or it is no address of this machine"
-        return f"{address} is taken: {whose}; end it, {beside}"
+        whose = "a process of another user listens there, another service just starts there, or it is no address of"
+        return f"{address} is taken: {whose} this machine; end it, {beside}"
     if holder.run is None:
         return f"{holder} listens on {address} already; end it, {beside}"
     origin = holder.run.partition(" ")[2]

@@ -174,7 +174,7 @@ class RecordCard:
 
     @property
     def refuses(self) -> tuple[str, ...]:
-        """Return the parameters whose recordings nobody gets."""
+        """Return, of the parameters that ask for recordings, those that the model refuses."""
         allowed = {STATES: self.returns_hidden_states, EXPERTS: self.returns_routed_experts}
         return tuple(name for name, is_allowed in allowed.items() if not is_allowed)
 

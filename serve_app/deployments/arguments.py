@@ -24,7 +24,7 @@ from serve_app.catalog.files import CatalogError
 from serve_app.catalog.sources import is_address, parse_source
 from serve_app.core.batches import DEFAULT_FOLDER, FILES_DAYS
 from serve_app.core.bounded import Amount, PositiveFloat, PositiveInt
-from serve_app.core.cards import AdapterCard, ModelCard
+from serve_app.core.cards import AdapterCard, ModelCard, RecordCard
 from serve_app.core.ledger import Price, Prices
 from serve_app.core.request import Pooling
 from serve_app.core.tools import ReasoningParserName, ToolParserName
@@ -152,9 +152,18 @@ class ModelArgs(BaseModel, EngineConfig, frozen=True, extra="forbid"):
         found: list[Path] = []
         with suppress(OSError):  # the model's machine may see the folder
             found = sorted(each for each in folder.iterdir() if each.is_dir()) if folder else []
-        adapters = tuple(AdapterCard(name=each.name, version="", root=str(each)) for each in found)
+        is_ours = self.engine == "own"  # vLLM records nothing
         return ModelCard(
-            name=self.name, root=self.path, created=0, max_model_len=length, vocab_size=0, adapters=adapters
+            name=self.name,
+            root=self.path,
+            created=0,
+            max_model_len=length,
+            vocab_size=0,
+            adapters=tuple(AdapterCard(name=each.name, version="", root=str(each)) for each in found),
+            records=RecordCard(
+                returns_hidden_states=is_ours and self.return_hidden_states,
+                returns_routed_experts=is_ours and self.return_routed_experts,
+            ),
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ LIVENESS: Mapping[str, int] = {
     "tcp_user_timeout": 10_000,  # milliseconds
 }
 """How a connection notices that PostgreSQL's host is gone, in libpq's words; by itself TCP tries for a quarter of an
-hour. What the URL says counts."""
+hour. What the URL or PGCONNECT_TIMEOUT says counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,7 +259,8 @@ def engine_of(url: str) -> Engine:
     try:
         parsed = make_url(url)
         is_libpq = parsed.get_driver_name().startswith("psycopg")
-        limits = {name: value for name, value in LIVENESS.items() if is_libpq and name not in parsed.query}
+        chosen = {*parsed.query, *(["connect_timeout"] if "PGCONNECT_TIMEOUT" in os.environ else [])}
+        limits = {name: value for name, value in LIVENESS.items() if is_libpq and name not in chosen}
         return create_engine(parsed, connect_args=limits, pool_pre_ping=True, hide_parameters=True)  # it may begin anew
     except (SQLAlchemyError, ImportError) as error:
         raise unopened(error) from error

@@ -9,13 +9,22 @@ import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
+import torch
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm")
 
+from vllm.config.lora import LoRAConfig
+from vllm.lora.request import LoRARequest
+
+from serve_app.backends.vllm.adapters import VllmAdapters
+from serve_app.catalog.adapters import read_published
 from serve_app.core.adapters import AdapterSet, PublishedAdapter
 from serve_app.core.errors import AdapterUnusable
 from tests.engine.adapter_files import save_adapter
@@ -64,6 +73,60 @@ async def test_metrics_tell_what_is_loaded_and_found_and_nothing_that_is_not_kno
     assert 'state="cached"' not in text
     [replica] = (await stack.get("/live")).json()["replicas"]
     assert replica["blocks_cached"] is None
+
+
+async def test_vllm_is_asked_what_it_holds_behind_steps_with_adapters_alone(
+    stack: Stack, folders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await publish(stack, 12, published(folders, "v1"))
+    vllm, asked = stack.services[0].engine.core.core, list[None]()
+    list_loras = vllm.list_loras
+    monkeypatch.setattr(vllm, "list_loras", lambda: (asked.append(None), list_loras())[1])
+    await text_of(stack, "demo")
+    assert not asked
+    await text_of(stack, NAME)
+    assert asked
+
+
+class Vllm:
+    """What its engine core tells and does of adapters, with one place."""
+
+    def __init__(self) -> None:
+        lora = LoRAConfig(max_lora_rank=32, max_loras=1, lora_dtype=torch.float32)
+        self.vllm_config, self.held, self.is_full = SimpleNamespace(lora_config=lora), set[int](), False
+
+    def list_loras(self) -> set[int]:
+        return self.held
+
+    def add_lora(self, request: LoRARequest) -> None:
+        self.held = set()
+        if self.is_full:
+            raise RuntimeError("out of memory")
+        self.held = {request.lora_int_id}
+
+
+async def test_an_adapter_is_judged_beside_the_steps_and_a_load_that_fails_is_looked_at(
+    folders: Path, tmp_path: Path
+) -> None:
+    vllm, calls = Vllm(), Queue[Any]()
+    adapters = VllmAdapters(cast(Any, vllm), max_loras=1)
+    adapters.post = calls.put
+    record = read_published(shutil.copytree(folders / "v1", tmp_path / "v1"), "tale")
+    assert record.weights is not None
+    staged = adapters.stage(record)
+    between = calls.get(timeout=60)
+    record.weights.write_bytes(b"")  # whoever reads it now finds nothing
+    between()
+    assert staged.result(0) == record.card()
+    assert adapters.residency.versions == (record.version,)
+
+    vllm.is_full = True
+    staged = adapters.stage(read_published(folders / "v2", "tale"))
+    calls.get(timeout=60)()
+    with pytest.raises(AdapterUnusable, match="out of memory"):
+        staged.result(0)
+    assert adapters.residency.versions == ()
+    adapters.close()
 
 
 async def publish(stack: Stack, revision: int, *adapters: PublishedAdapter) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import sys
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +16,16 @@ from serve_app.cli.environment import (
     HAPROXY_SETTINGS,
     INNER_PORTS,
     LOCAL_SETTINGS,
+    claim,
     environment,
     loopback_haproxy,
     overridden,
+    release,
 )
+from tests.cli.runs import needs_proc
+from tests.ports import held_port
+
+CLAIMING = 'from serve_app.cli.environment import claim; print(claim("127.0.0.1", {port}), flush=True); input()'
 
 
 @pytest.mark.parametrize(
@@ -75,3 +83,26 @@ def test_a_shell_reads_what_env_prints(
 def test_a_service_on_a_usual_inner_port_has_it_for_itself() -> None:
     for name, usual in INNER_PORTS.items():
         assert environment({}, has_haproxy=True, port=usual)[name] != str(usual)
+
+
+@needs_proc
+def test_a_port_that_another_service_has_claimed_is_taken_before_anybody_listens_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    with held_port() as port:
+        file.write_text(
+            f"http_options: {{host: 127.0.0.1, port: {port}}}\n"
+            "applications:\n- name: router\n  import_path: serve_app.deployments.apps:router\n  args: {}\n"
+        )
+        words = [sys.executable, "-c", CLAIMING.format(port=port)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"True\n"
+            assert main(["up", str(file)]) == 1
+            other.communicate(b"\n")
+        told = capsys.readouterr().err
+        assert f"http://127.0.0.1:{port} is taken: " in told
+        assert "another service just starts there" in told
+        assert all(claim("127.0.0.1", port) for _ in range(2)), "it went with its process, and ours may begin again"
+        release("127.0.0.1", port)

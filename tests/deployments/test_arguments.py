@@ -25,6 +25,21 @@ def test_a_model_has_a_card_where_its_adapters_cannot_be_looked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "refused"),
+    [
+        ({}, ("return_hidden_states", "return_routed_experts")),
+        ({"return_hidden_states": True, "return_routed_experts": True}, ()),
+        ({"return_hidden_states": True, "engine": "vllm"}, ("return_hidden_states", "return_routed_experts")),
+    ],
+)
+def test_the_card_of_a_model_that_is_not_loaded_refuses_the_recordings_that_the_model_will(
+    args: dict[str, object], refused: tuple[str, ...]
+) -> None:
+    found = ModelArgs.model_validate({"name": "demo", "path": "builtin:demo"} | args)
+    assert found.card.records.refuses == refused
+
+
+@pytest.mark.parametrize(
     ("settings", "target"), [(ModelArgs, EngineConfig), (LimitSettings, WireLimits), (CanarySettings, RolloutSettings)]
 )
 def test_every_field_can_be_set_and_has_the_same_default(settings: type[BaseModel], target: type) -> None:

@@ -320,16 +320,24 @@ def test_a_prompt_gets_the_same_bits_in_any_chunks_in_company_and_of_any_number_
 def test_with_amx_prompts_are_torchs_where_it_is_much_faster_and_elsewhere_where_the_kernel_is_wrong(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make, seconds = tiles.tiles_kernel.__wrapped__, iter((1.0, 1.2, 1.0, 1.4))  # torch's and ours
-    trial = kernels.Trial.drawn(2, DIM, torch.float32, tiles.TRIED)
-    assert tiles.seconds(trial.computed_by(prompts_kernel(2, DIM, torch.float32))) > 0
-    monkeypatch.setattr(tiles, "seconds", lambda _: next(seconds))
+    make, seconds = tiles.tiles_kernel.__wrapped__, iter(([1.0, 1.2], [1.0, 1.4]))  # torch's and ours
+    monkeypatch.setattr(tiles, "seconds", lambda *_: next(seconds))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": True})
     assert make(2, DIM, torch.float32) is not None
     assert make(2, DIM, torch.float32) is None
     monkeypatch.setattr(TilesKernel, "run", lambda *_, **__: None)
     assert make(2, DIM, torch.float32) is None
     assert "is wrong" in caplog.text
+
+
+def test_what_is_measured_takes_turns() -> None:
+    trial, tries = kernels.Trial.drawn(2, DIM, torch.float32, tiles.TRIED), list[str]()
+    ours = trial.computed_by(prompts_kernel(2, DIM, torch.float32))
+    found = tiles.seconds(
+        lambda: (tries.append("torch"), trial.by_torch())[1], lambda: (tries.append("ours"), ours())[1]
+    )
+    assert tries == ["torch", "ours"] * tiles.TRIES
+    assert min(found) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

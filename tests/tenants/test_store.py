@@ -271,14 +271,20 @@ def test_who_stands_still_in_a_transaction_does_not_keep_others_out_for_long(
 
 
 @on_postgresql
-def test_connections_know_how_long_to_wait_for_a_host_that_vanished(store: TenantStore, url: str) -> None:
-    """As libpq itself has it; what the URL says counts."""
+def test_connections_know_how_long_to_wait_for_a_host_that_vanished(
+    store: TenantStore, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As libpq itself has it; what the URL or libpq's own variable says counts."""
     chosen = TenantStore(f"{url}?connect_timeout=3&tcp_user_timeout=7000")
+    monkeypatch.setenv("PGCONNECT_TIMEOUT", "4")
+    by_variable = TenantStore(url)
     told = []
-    for each in (store, chosen):
+    for each in (store, chosen, by_variable):
         with each.engine.connect() as connection:
             told.append(connection.connection.dbapi_connection.info.get_parameters())
     chosen.close()
+    by_variable.close()
+    assert told.pop().get("connect_timeout", "4") == "4"
     expected = {name: str(value) for name, value in LIVENESS.items()}
     others = expected | {"connect_timeout": "3", "tcp_user_timeout": "7000"}
     assert [{name: each.get(name, "1") for name in expected} for each in told] == [expected, others]

@@ -37,6 +37,13 @@ def test_an_autoscaled_model_has_its_most_replicas(tmp_path: Path) -> None:
         ("applications: []", "has no model ''; it has none"),
         ("applications: [{args: {name: a, path: b, max_waiting: -1}}]", "cannot be used"),
         ("a: [", "cannot be used"),
+        *(
+            (CLUSTER.read_text(encoding="utf-8").replace("num_replicas: 2", f"num_replicas: {number}"), reason)
+            for number, reason in (
+                ("auto", "num_replicas of 'demo', or max_replicas, must be a whole number to simulate; found 'auto'"),
+                ("2.0", "num_replicas of 'demo', or max_replicas, must be a whole number to simulate; found 2.0"),
+            )
+        ),
     ],
 )
 def test_what_is_no_cluster_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:

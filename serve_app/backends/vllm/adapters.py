@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,6 +17,7 @@ from serve_app.core.cards import AdapterCard, AdapterRecord, Residency
 from serve_app.core.errors import AdapterUnusable
 from serve_app.engine.lora.adapter import WeightsFile, check_values
 from serve_app.engine.lora.matching import AdapterRefused
+from serve_app.kernels.openmp import compute_alone
 
 if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
@@ -38,6 +39,7 @@ class VllmAdapters:
 
     def __init__(self, core: EngineCore, *, max_loras: int) -> None:
         self._core, self._max_loras = core, max_loras
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="staging", initializer=compute_alone)
         self.post: Callable[[Callable[[], None]], None] = lambda call: call()
         self.used: Callable[[], frozenset[str]] = frozenset
         self._known: dict[str, LoRARequest] = {}
@@ -92,7 +94,9 @@ class VllmAdapters:
         return why and f"it {why}, which vLLM does not compute; `engine: own` in the model's args does"
 
     def fault_of(self, record: AdapterRecord) -> str | None:
-        """Read an adapter; return what is wrong with its values, or why vLLM would not take its configuration."""
+        """Return the reason against an adapter or, where it is read, against its values or its configuration."""
+        if reason := self.reason_against(record):
+            return reason
         assert record.weights is not None, "there is no reason against it"
         lora = self._core.vllm_config.lora_config
         try:
@@ -116,8 +120,9 @@ class VllmAdapters:
         return self._in_turn(lambda: self.know(record))
 
     def stage(self, record: AdapterRecord) -> Future[AdapterCard]:
-        """Have vLLM load an adapter between two steps."""
-        return self._in_turn(lambda: self._load(record))
+        """Judge an adapter beside the steps, and have vLLM load it between two of them."""
+        judged = self._thread.submit(self.fault_of, record)
+        return self._in_turn(lambda: self._load(record, judged.result()), after=judged)
 
     def is_resident(self, version: str) -> bool:
         return version in self.residency.versions
@@ -131,9 +136,13 @@ class VllmAdapters:
         """Forget adapters but for those in use; the future gives those that are gone."""
         return self._in_turn(lambda: self._forget(versions))
 
-    def _load(self, record: AdapterRecord) -> AdapterCard:
-        if reason := self.reason_against(record) or self.fault_of(record):
-            raise AdapterUnusable.because(record.name, reason)
+    def close(self) -> None:
+        """Judge no further adapter."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self, record: AdapterRecord, fault: str | None) -> AdapterCard:
+        if fault:
+            raise AdapterUnusable.because(record.name, fault)
         request = self._request(record)
         try:
             self._core.add_lora(request)
@@ -161,17 +170,25 @@ class VllmAdapters:
             self._files.pop(version, None)
         return gone
 
-    def _in_turn(self, call: Callable[[], Answer]) -> Future[Answer]:
-        """Have the engine's thread make a call before its next step, and answer with what it gave or raised."""
+    def _in_turn(self, call: Callable[[], Answer], *, after: Future[str | None] | None = None) -> Future[Answer]:
+        """Have the engine's thread make a call before its next step, and answer with what it gave or raised.
+
+        after: what is to end first; None is nothing
+        """
         answer: Future[Answer] = Future()
 
         def carry_out() -> None:
             try:
-                found = call()
-                self.look()
+                try:
+                    found = call()
+                finally:
+                    self.look()  # also a call that fails may have made room
                 answer.set_result(found)
             except Exception as error:
                 answer.set_exception(error)
 
-        self.post(carry_out)
+        if after is None:
+            self.post(carry_out)
+        else:
+            after.add_done_callback(lambda _: self.post(carry_out))
         return answer

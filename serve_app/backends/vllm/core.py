@@ -227,9 +227,12 @@ class VllmCore(BaseEngine):
             return
         since_ns, running = self._accounts.now_ns(), dict(self._running)
         self._draws.begin(each.sequence for each in running.values())
-        outputs, executed = self.core.step()
-        self.core.post_step(model_executed=executed)
-        self._adapters.look()
+        try:
+            outputs, executed = self.core.step()
+            self.core.post_step(model_executed=executed)
+        finally:
+            if any(each.sequence.request.model.adapter is not None for each in running.values()):
+                self._adapters.look()
         given = {each.request_id: each for part in outputs.values() for each in part.outputs}
         spans, scored, sampled = [], [], []
         for number, each in running.items():

@@ -103,6 +103,7 @@ class VllmEngine(Driver):
     def close(self) -> None:
         if self._thread.ident is not None:
             super().close()
+        self.adapters.close()
         self.core.close()
 
 
@@ -137,7 +138,7 @@ def version_of_vllm() -> str:
 
 def _known(adapters: Any, record: AdapterRecord) -> AdapterCard:
     """Return the card of an adapter in the model's folder; one that vLLM does not compute is kept with its reason."""
-    reason = adapters.reason_against(record) or adapters.fault_of(record)
+    reason = adapters.fault_of(record)
     if reason is not None:
         logger.warning("adapter %s: %s", record.name, reason)
         return replace(record.card(), reason=reason)

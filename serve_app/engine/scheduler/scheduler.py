@@ -46,11 +46,11 @@ class Scheduler:
         store: KeyValueStore,
         slots: Slots,
         *,
+        policy: FairShares,
+        accounts: Accounts,
+        waiting: WaitingQueue,
         max_batch_tokens: int,
         max_logit_rows: int,
-        policy: FairShares | None = None,
-        accounts: Accounts | None = None,
-        waiting: WaitingQueue | None = None,
         max_forced: int = 0,
         pace: Pace | None = None,
         speculator: Speculator | None = None,
@@ -59,14 +59,13 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store, self._slots = store, slots
-        self._policy = policy or FairShares()
-        self.waiting = WaitingQueue(self._policy, clock=clock) if waiting is None else waiting
+        self._policy, self.waiting = policy, waiting
         self.running: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.pace = pace or Pace(max_stretch=2.0)
         self.num_preemptions = self.num_prefix_hit_tokens = 0
         self._admission = Admission(
-            self.waiting, self._policy, store, slots, accounts or Accounts(),
+            self.waiting, self._policy, store, slots, accounts,
             max_bypass_s=max_bypass_s, uses_prefixes=uses_prefixes, clock=clock,
         )  # fmt: skip
         self._planner = Planner(

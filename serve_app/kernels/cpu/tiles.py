@@ -325,17 +325,19 @@ def tiles_kernel(group: int, dim: int, dtype: torch.dtype) -> TilesKernel | None
     made: TilesKernel | None = tried(what, lambda: TilesKernel(form), trial.is_right)
     if made is None or not torch.cpu.get_capabilities().get("amx_tile"):
         return made
-    if MUCH * seconds(trial.by_torch) < seconds(trial.computed_by(made)):
+    theirs, ours = seconds(trial.by_torch, trial.computed_by(made))
+    if MUCH * theirs < ours:
         logger.info("torch computes %s: it is faster here", what)
         return None
     return made
 
 
-def seconds(compute: Callable[[], Tensor]) -> float:
-    """Return what a trial takes, the least of some turns."""
-    found = []
+def seconds(*computed: Callable[[], Tensor]) -> list[float]:
+    """Return what each of these takes, the least of some tries, which take turns: other processes slow all alike."""
+    found: list[list[float]] = [[] for _ in computed]
     for _ in range(TRIES):
-        began = time.perf_counter()
-        compute()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        for compute, taken in zip(computed, found, strict=True):
+            began = time.perf_counter()
+            compute()
+            taken.append(time.perf_counter() - began)
+    return list(map(min, found))
