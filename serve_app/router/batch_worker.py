@@ -136,6 +136,7 @@ class BatchWorker:
         self._results: dict[Key, Result] = {}
         self._rests_until: dict[str, float] = {}
         self._bounds: dict[str, Bound] = {}  # by tenant
+        self._refused: set[Key] = set()  # lines at a limit, until their tasks are over
         self._unknown_since: dict[str, float] = {}
         self._attempts: Counter[Key] = Counter()
         self._swept_at = self._clock()
@@ -292,6 +293,7 @@ class BatchWorker:
 
     def _note_end(self, key: Key, task: asyncio.Task[None]) -> None:
         del self._tasks[key]
+        self._refused.discard(key)
         if not (key[1] and any(line.batch == key[0] for line in self._ready)):
             self._is_short.set()
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -334,7 +336,8 @@ class BatchWorker:
         again_at = now + min(max(answered.retry_s, REST_S), MAX_REST_S)
         if comes and status == AT_LIMIT:
             of_tenant = {each.id for each in self._open.values() if each.tenant == batch.tenant}
-            num_others = sum(key[0] in of_tenant and key[1] > 0 and key != line.key for key in self._tasks)
+            self._refused.add(line.key)
+            num_others = sum(key[0] in of_tenant and key[1] > 0 for key in self._tasks.keys() - self._refused)
             self._bounds.setdefault(batch.tenant, Bound()).narrow(num_others, now, again_at)
             self._ready = deque(each for each in self._ready if each.batch not in of_tenant)
         elif comes:
