@@ -16,8 +16,8 @@ ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/r
 LEAST_SECONDS, MOST_SECONDS = 3600, 30 * 86_400
 """Until a file expires, if its owner says when."""
 DEFAULT_FOLDER = "files"
-CREATE_BATCH, KEY = "create_batch", "idempotency_key"
-"""A service, and what its caller sent as the header of that name; None where nothing."""
+CREATE_BATCH, IDEMPOTENCY_KEY = "create_batch", "idempotency_key"
+"""The service that begins a batch, and its argument: the `Idempotency-Key` of the request, or None."""
 FILES_DAYS = 30
 """After which a file expires whose owner says nothing, as OpenAI's do, and an ended batch is forgotten."""
 MAX_LINES = 50_000

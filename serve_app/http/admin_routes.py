@@ -15,7 +15,7 @@ from starlette.routing import Route
 from serve_app.api.error_text import shown
 from serve_app.api.parse import read_json_object
 from serve_app.api.paths import OF_ADAPTERS, OF_BATCHES, SERVICES, AdminPath
-from serve_app.core.batches import CREATE_BATCH, KEY
+from serve_app.core.batches import CREATE_BATCH, IDEMPOTENCY_KEY
 from serve_app.core.errors import InvalidRequest, NotFound
 from serve_app.core.ledger import csv_of, report_in
 from serve_app.core.machine import NEEDS_PYARROW
@@ -58,7 +58,7 @@ def admin_routes(
             arguments = _merged(arguments, read_json_object(body, max_depth=MAX_DEPTH) if body else {})
         identity = request.scope["state"]["identity"]
         if service.name == CREATE_BATCH:
-            arguments[KEY] = request.headers.get("idempotency-key")
+            arguments[IDEMPOTENCY_KEY] = request.headers.get("idempotency-key")
         if path is AdminPath.OWN_USAGE or path in OF_BATCHES:
             arguments["tenant"] = identity.tenant.name
         found = await administer(service.name, arguments, identity.key_id)

@@ -239,7 +239,7 @@ REPLICA = ("model", "replica")
 
 
 def of_replicas(fleet: Fleet) -> Iterator[Family]:
-    """Yield what the replicas that a router sees now reported last, of themselves and of each flow, but for None."""
+    """Yield what replicas reported last, of themselves and of each flow. What they do not know has no series."""
     found = [((card.model.name, card.replica_id), card, load) for card, load in fleet.replicas]
     for is_total, table in ((False, GAUGES), (True, TOTALS)):
         for name, (text, value_of) in table.items():

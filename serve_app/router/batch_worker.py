@@ -83,8 +83,10 @@ class Bound:
         self.most, self._step, self._until = num_others, 1, again_at if is_first else min(self._until, again_at)
 
     def widen(self, now: float) -> None:
+        """Let more lines begin if it is time."""
         if now >= self._until:
-            self.most, self._step, self._until = min(self.most + self._step, MAX_LINES), 2 * self._step, now + REST_S
+            self.most, self._until = self.most + self._step, now + REST_S
+            self._step = min(2 * self._step, MAX_LINES)
 
 
 class LineRows(LedgerWriter):

@@ -12,7 +12,15 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, Row, Table, delete, func, insert, select, tuple_, update
 
-from serve_app.core.batches import CREATE_BATCH, ENDPOINTS, KEY, OPEN_STATES, BatchState, NewFile, seconds_of
+from serve_app.core.batches import (
+    CREATE_BATCH,
+    ENDPOINTS,
+    IDEMPOTENCY_KEY,
+    OPEN_STATES,
+    BatchState,
+    NewFile,
+    seconds_of,
+)
 from serve_app.core.errors import KeyReused
 from serve_app.core.tenants import NANO
 from serve_app.tenants import tables
@@ -30,7 +38,7 @@ MAX_PAIRS, MAX_NAME_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 NOUNS = {"files": "file", "batches": "batch"}
 WINDOW = re.compile(r"([1-9][0-9]{0,2})h")
 MAX_HOURS = 168
-ASKED = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "tenant", "id", KEY)
+NAMED = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
 
 
 class BatchStore:
@@ -94,7 +102,7 @@ class BatchStore:
 
     def _create_batch(self, arguments: Arguments, by: Author) -> Answer:
         """Of one key there is one batch, as long as it is known: a repeat is told of it, as it is by then."""
-        tenant, asked, key = str(arguments["tenant"]), _read_batch(arguments), arguments.get(KEY)
+        tenant, asked, key = str(arguments["tenant"]), _read_batch(arguments), arguments.get(IDEMPOTENCY_KEY)
         digits = token_hex(16) if key is None else sha256(f"{tenant}\0{key}".encode()).hexdigest()[:32]
         with self._engine.begin() as connection:
             connection.execute(_tenants_row(tenant))
@@ -211,8 +219,8 @@ def told_of_batch(row: Mapping[str, Any]) -> Answer:
 def _read_batch(arguments: Arguments) -> dict[str, Any]:
     """Return what is kept of a request for a batch. Raises TenancyError, InvalidRequest."""
     for name in arguments:
-        if name not in ASKED:
-            raise TenancyError(f"{name[:96]!r} is not known here; there are {', '.join(ASKED[:5])}.")
+        if name not in (*NAMED, "tenant", "id", IDEMPOTENCY_KEY):
+            raise TenancyError(f"{name[:96]!r} is not known here; there are {', '.join(NAMED)}.")
     file, endpoint = arguments.get("input_file_id"), arguments.get("endpoint")
     if not isinstance(file, str):
         raise TenancyError("input_file_id must be the id of a file that was sent to /v1/files.")

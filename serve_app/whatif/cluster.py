@@ -31,10 +31,10 @@ def read_cluster(file: str, costs: StepCosts, *, model: str | None = None) -> Se
         raise Unusable(f"{file} cannot be used: {error}") from error
     except (TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{file} is no cluster file; `serve_app check {file}` says what it lacks") from error
-    most = most_replicas(next((each for _, each in deployments_of(models[name], MODEL_DEPLOYMENT)), {}), 1)
-    if not str(most or 1).isdecimal():
+    most = most_replicas(next((each for _, each in deployments_of(models[name], MODEL_DEPLOYMENT)), {}), 1) or 1
+    if not str(most).isdecimal():
         what = f"num_replicas of {name!r}, or max_replicas, must be a whole number to simulate; found {most!r}"
         raise Unusable(f"{file} cannot be used: {what}")
     return Service(
-        config=arguments, costs=costs, admission=settings, num_replicas=int(str(most or 1)), policy=settings.placement
+        config=arguments, costs=costs, admission=settings, num_replicas=int(str(most)), policy=settings.placement
     )

@@ -22,6 +22,19 @@ def house(tmp_path: Path) -> BatchHouse:
     return BatchHouse(tmp_path, f"sqlite:///{tmp_path / 'store.db'}")
 
 
+def statuses_of(node: Node) -> Counter[int]:
+    """Count how lines are answered from now on."""
+    answer, statuses = node.worker.answer, Counter[int]()
+
+    async def counted(router: Router, identity: Identity, path: str, body: bytes, request_id: str) -> Answered:
+        answered = await answer(router, identity, path, body, request_id)
+        statuses[answered.status] += 1
+        return answered
+
+    node.worker.answer = counted
+    return statuses
+
+
 async def test_a_batch_does_not_wait_for_its_tenants_batch_of_another_model(house: BatchHouse) -> None:
     busy = backend(slots=1, is_stepped=True)
     node = Node(house, [busy, backend(1, model="other")])
@@ -70,14 +83,7 @@ async def test_lines_come_again_as_those_end_that_took_all_that_a_limit_allows(h
     house.limit("acme", max_in_flight=2)
     stepped = backend(slots=8, is_stepped=True)
     node = Node(house, [stepped])
-    answer, statuses = node.worker.answer, Counter[int]()
-
-    async def counted(router: Router, identity: Identity, path: str, body: bytes, request_id: str) -> Answered:
-        answered = await answer(router, identity, path, body, request_id)
-        statuses[answered.status] += 1
-        return answered
-
-    node.worker.answer = counted
+    statuses = statuses_of(node)
     batch = await created(node, jsonl(requests(12)))
     began = house.now
     while (found := await node.client().batches.retrieve(batch.id)).status != "completed":
@@ -109,14 +115,7 @@ async def test_what_a_limit_leaves_is_for_the_batch_that_has_nothing_of_it_first
 async def test_after_a_limit_was_reached_few_lines_are_refused_and_its_end_is_soon_noticed(house: BatchHouse) -> None:
     house.limit("acme", requests_per_minute=1)
     node = Node(house, [backend(slots=64)])
-    answer, statuses = node.worker.answer, Counter[int]()
-
-    async def counted(router: Router, identity: Identity, path: str, body: bytes, request_id: str) -> Answered:
-        answered = await answer(router, identity, path, body, request_id)
-        statuses[answered.status] += 1
-        return answered
-
-    node.worker.answer = counted
+    statuses = statuses_of(node)
     batch = await created(node, jsonl(requests(200)))
     await node.until(batch.id, "in_progress")
     for _ in range(10):
